@@ -7,7 +7,7 @@ from . import linalg
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
 from ._array.create import diags, eye, random
 from ._array.files import load_npz, save_npz
-from ._array.norms import norm
+from ._array.reduce import norm
 from ._attention.attention import attention
 from ._attention.decode import attention_decode
 from ._attention.gradients import attention_backward

@@ -1,4 +1,4 @@
-"""The command line: ``python -m bsrgemm info | verify | compile | bench | report | profile``."""
+"""The command line: ``python -m bsrgemm info | verify | compile``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ._cli import bench as bench_command
 from ._cli import compile as compile_command
 from ._cli import info as info_command
-from ._cli import profile as profile_command
-from ._cli import report as report_command
 from ._cli import verify as verify_command
 from ._version import __version__
 
@@ -26,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"bsrgemm {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (info_command, verify_command, compile_command, bench_command, report_command, profile_command):
+    for module in (info_command, verify_command, compile_command):
         module.add_command(commands)
     args = parser.parse_args(argv)
     try:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ._attention.backward_config import BACKWARD
+from ._attention.backward import BACKWARD
 from ._attention.choose import ATTENTION
-from ._attention.decode_config import DECODE_KERNELS
+from ._attention.decode_kernel import DECODE_KERNELS
 from ._backend.array_kernels import ARRAYS
 from ._kernels.kernel import Kernel
 from ._products.block_products import BLOCKS

@@ -26,6 +26,7 @@ from hypothesis import settings
 from bsrgemm._backend.registry import Backend, by_name
 
 from . import devices
+from .emulator import races
 
 #: "1" for the long profile, "all" for the one that compiles every variant of every kernel too, which takes hours.
 PROFILE = os.environ.get("BSRGEMM_LONG", "")
@@ -60,6 +61,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 # --------------------------------------------------------------------------------- tests that wait
+#: Where a test of a kernel runs that asks for `device`: on the emulator, on a card, and if it has a mark of that name
+#: also with guard pages before arrays, or with watched accesses.
+WAYS = ("emulator", "before", "races", "card")
 _WAITING = pytest.StashKey[Counter[str]]()
 
 
@@ -76,14 +80,27 @@ def waits_for(item: pytest.Item) -> str | None:
 
 def way_of(item: pytest.Item) -> str | None:
     """Where a test of a kernel runs; None for other tests."""
-    found: str | None = getattr(item, "callspec", None) and item.callspec.params.get("device")  # type: ignore[attr-defined]
-    return found
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    found = params.get("device")
+    return found if found in WAYS else None
+
+
+def leaves_to_its_other_half(item: pytest.Item) -> bool:
+    """Is it, of a test that runs plainly and watched for races, the half that a run of everything leaves out?"""
+    if not item.get_closest_marker("races"):
+        return False
+    params, way = item.callspec.params, way_of(item)  # type: ignore[attr-defined]
+    if way in ("before", "card"):
+        return False
+    return races.left_out(item.nodeid.partition("[")[0], params.get("watched", way == "races"))
 
 
 def suits(item: pytest.Item) -> bool:
-    """May a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
-    way = way_of(item)
-    return way is None or not item.get_closest_marker("emulated" if way == "card" else "large")
+    """Does a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
+    way, marks = way_of(item), {mark.name for mark in item.iter_markers()}
+    if way is None:
+        return True
+    return "emulated" not in marks if way == "card" else "large" not in marks and (way == "emulator" or way in marks)
 
 
 #: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
@@ -98,7 +115,7 @@ def on_emulator(item: pytest.Item) -> bool:
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
 
-    Tests on a GPU are not sampled, because the record of a card counts every one of them.
+    Tests on a GPU are not sampled, because tests/card.json counts every one of them.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -130,12 +147,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if suits(item)]
     reasons = [waits_for(item) for item in items]
     if runs_everything(config) and not LONG:
+        halves = (leaves_to_its_other_half(item) for item in items)
+        reasons = [why or ("BSRGEMM_LONG=1" if half else None) for why, half in zip(reasons, halves, strict=True)]
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
         beyond = beyond_the_sample(able)
         reasons = ["BSRGEMM_LONG=1" if item in beyond else why for item, why in zip(items, reasons, strict=True)]
     config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that fails on the emulator says which seed it ran with."""
+    report = yield
+    if report.failed and on_emulator(item):
+        from .emulator import emulator
+
+        report.sections.append(("emulator", f"BSRGEMM_EMULATOR_SEED={emulator.seed()}"))
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -173,20 +203,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return by_name(request.param)
 
 
-#: Where a test of a kernel runs that asks for `device`, and where also if it has the mark of that name.
-WAYS = ("emulator", "before", "races", "card")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests that ask for `device` run on the emulator and, where there is one, on the card."""
-    if "device" in metafunc.fixturenames:
-        marks = {mark.name for mark in metafunc.definition.iter_markers()}
-        ways = [x for x in WAYS if x in ("emulator", "card") or x in marks]
-        ways = [pytest.param(x, marks=pytest.mark.gpu if x == "card" else ()) for x in ways]
-        metafunc.parametrize("device", ways, indirect=True)
-
-
-@pytest.fixture
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.gpu if way == "card" else ()) for way in WAYS])
 def device(request: pytest.FixtureRequest) -> Generator[devices.Device]:
     """An emulated card and the real one, with which the same library works."""
     with devices.opened(request.param) as found:

@@ -179,6 +179,7 @@ def opened(way: str) -> Iterator[Device]:
     if way == "card":
         yield Real()
         return
+    pytest.importorskip("cupy")
     from .emulator import emulator
     from .fake_cupy import Card, installed
 

@@ -162,16 +162,16 @@ def attention(
     array([1., 3., 3.])
     """
     key, given = None, out
-    if backend_of(q) is None or (out is not None and backend_of(out) is None):
+    own = backend_of(q)
+    if own is None or (out is not None and backend_of(out) is None):
         q, k, v, out = arrays(q, k, v, out)
-    plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
-    if plain and (mask is None or type(mask) is BlockMask):
         own = backend_of(q)
-        if own is not None and own.records and own.is_dense(q):
-            key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
-            known = None if key is None else ENGINES.of(own).known(mask, key)
-            if known is not None and (found := known.again(q, k, v, out)) is not None:
-                return delivered(found, given)
+    plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
+    if plain and (mask is None or type(mask) is BlockMask) and own is not None and own.records and own.is_dense(q):
+        key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
+        known = None if key is None else ENGINES.of(own).known(mask, key)
+        if known is not None and (found := known.again(q, k, v, out)) is not None:
+            return delivered(found, given)
     check_layout(layout, align)
     causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
     left, right = band(window, causal)

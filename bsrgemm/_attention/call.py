@@ -94,8 +94,26 @@ class DecodeCall:
     blocks: Array | None = None
     #: keys of such a block
     block: int = 0
-    #: what an engine keeps for calls that differ from this one in addresses and lengths alone; None keeps nothing
-    prepared: dict[Any, Any] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries that read the same keys: query heads of a group, times queries."""
+        return int(self.q.shape[1] // self.cache.kv_heads * self.q.shape[2])
+
+    @property
+    def arrays(self) -> dict[str, Array | None]:
+        """The operands of a kernel by name, in their order; None where there is none."""
+        cache = self.cache
+        return {
+            "q": self.q,
+            "k": cache.k,
+            "v": cache.v,
+            "out": self.out,
+            "lse": self.lse,
+            "lengths": cache._device_lengths,
+            "table": cache.table,
+            "blocks": self.blocks,
+        }
 
 
 def key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tuple[Any, ...]) -> Any:
@@ -115,7 +133,10 @@ def key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tuple
 
 
 def asked_for(kind: Any, out: Any, window: Any, options: tuple[Any, ...]) -> Any:
-    """Return what a key has of everything but the operands; None if a call with that cannot be remembered."""
+    """Return what a key has of everything but the operands; None if a call with that cannot be remembered.
+
+    `kind` is the class of the operands. Options of another type are another call, even if they are equal.
+    """
     sides = results = None
     if window is not None:
         if type(window) is not tuple:

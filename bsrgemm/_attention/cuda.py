@@ -8,8 +8,9 @@ import cupy
 
 from .._backend import registry
 from .._kernels import forced_kernel
-from .._kernels.launch import Launch
-from . import backward_launch, choose, decode_launch
+from .._kernels.launch import Calls, Launch
+from . import choose, decode_kernel
+from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
 from .engine import AttentionEngine
 from .mask import BlockMask
@@ -18,7 +19,8 @@ from .mask import BlockMask
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
-    repeats_decode = True
+    decodes: Calls = decode_kernel.CALLS
+    decode_key = staticmethod(decode_kernel.decode_key)
 
     def forward(self, call: AttentionCall) -> Launch | None:
         with self.backend.recording(call):
@@ -36,10 +38,10 @@ class CudaAttention(AttentionEngine):
 
     def backward(self, call: BackwardCall) -> None:
         with self.backend.recording(call):
-            backward_launch.backward(self.backend, call)
+            backward(self.backend, call)
 
-    def decode(self, call: DecodeCall) -> None:
-        decode_launch.decode(call)
+    def decode(self, call: DecodeCall) -> Launch:
+        return decode_kernel.decode(call)
 
 
 ENGINE = CudaAttention(registry.cuda())

@@ -5,17 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .._backend.base import Backend
-from .._backend.engines import EngineTable
+from .._backend.base import Array, Backend, EngineTable
 from .call import AttentionCall, BackwardCall, DecodeCall
+from .kv_cache import KVCache
 from .mask import BlockMask
 
 
 class AttentionEngine(ABC):
     """Attention on the arrays of one backend."""
 
-    #: Whether decodes of known operands are started without checks; this pays where a decode takes microseconds.
-    repeats_decode = False
+    #: What is known of decodes that were checked (`Calls`, by `decode_key`): they are not checked again.
+    decodes: Any = None
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -39,9 +39,16 @@ class AttentionEngine(ABC):
     def backward(self, call: BackwardCall) -> None:
         """Write the gradients of an attention."""
 
+    def decode_key(self, q: Array, cache: KVCache, out: Array | None, window: Any, options: tuple[Any, ...]) -> Any:
+        """Return the key of a call in `decodes`; None if it has to be checked.
+
+        The options are scale, softcap, layout and return_lse.
+        """
+        return None
+
     @abstractmethod
-    def decode(self, call: DecodeCall) -> None:
-        """Write the result of a decode, and the logarithms of its sums if they are wanted."""
+    def decode(self, call: DecodeCall) -> Any:
+        """Write the result of a decode, and the logarithms of its sums if they are wanted; return its launch."""
 
 
 ENGINES: EngineTable[AttentionEngine] = EngineTable(__package__, cpu="host", cuda="cuda")

@@ -158,7 +158,6 @@ class Forward(Kernel):
             maps=[Map(operand, n * TENSOR_MAP_BYTES, found) for operand, n, found in maps if found is not None],
             scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
             holds=None if mask is None or lists is None else (lists.value, mask.bits),
-            operands=count + bool(self.fp8),
         )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .._attention import decode_config
 from .._attention.choose import choose
+from .._attention.decode_kernel import Decode, KvAppend
 from .._attention.forward import PLAIN
 from .._attention.forward import Problem as AttentionProblem
 from .._backend.array_kernels import Expand, segment, vector_steps_of
@@ -71,7 +71,7 @@ def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
             acc = accumulator_dtype(dtype)
             yield choose(AttentionProblem(arch, dtype, dtype, acc, width, width, PLAIN, True, True, *sizes))
         if dtype in HALF_DTYPES:
-            decodes = (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
-            yield from (config for config in decodes if decode_config.runs_on(config, arch))
+            decodes = (Decode.of(dtype, width, width, rows) for rows in _GROUPS)
+            yield from (kernel for kernel in decodes if kernel.runs_on(arch))
     if dtype in HALF_DTYPES:
-        yield decode_config.KvAppend(element_types.element(dtype))
+        yield KvAppend(element_types.element(dtype))

@@ -31,7 +31,7 @@ class Capture:
         self._kept: dict[int, Any] = {}
         #: addresses of allocations of the pool, which stay the graph's when their arrays are dropped
         self._own: set[int] = set()
-        #: by the driver's number of the stream: the counters of its launches, which run one after the other
+        #: by the address of the stream, whose number cannot be asked for in a capture: the counters of its launches
         self._counters: dict[int, Any] = {}
         self._borrowed: list[tuple[Reserve, Any]] = []
         self._unshared: list[Any] = []
@@ -60,7 +60,7 @@ class Capture:
         They were zeroed before the capture, since zeroing them now would become a part of the graph. Without a reserve
         they are zeroed whenever the graph runs.
         """
-        key = driver.stream_number(stream.ptr)
+        key = stream.ptr
         found = self._counters.get(key)
         if found is None or len(found) < count:
             reserve = _reserves.get(cupy.cuda.runtime.getDevice())

@@ -7,6 +7,7 @@ started for operands at any addresses that are as aligned, by any thread. `Calls
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from .kernel import Kernel
 from .tensor_map import Layout, aligned_memory
 from .workspace import StreamOrdered
 
-#: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers.
-_MOST_ARGUMENTS, _MOST_CALLS = 8, 128
+#: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers by default.
+_MOST_ARGUMENTS, _MOST_CALLS = 64, 128
 
 
 def run(
@@ -75,15 +76,18 @@ class Scratch(NamedTuple):
 class _Argument:
     """The bytes of an argument at a fixed place of the host, and for what they were written last."""
 
-    __slots__ = ("address", "addresses", "numbers", "own", "packed", "parts")
+    __slots__ = ("address", "addresses", "integers", "numbers", "own", "packed", "parts")
 
-    def __init__(self, template: bytes, begins: Sequence[int], operands: int) -> None:
+    def __init__(self, template: bytes, sizes: Sequence[int]) -> None:
         self.packed, self.address = aligned_memory(len(template))
         self.packed[:] = template
-        ends = (*begins[1:], len(template))
-        self.parts = tuple(jit.argument(self.packed[a:b]) for a, b in zip(begins, ends, strict=True))
-        self.addresses: tuple[int, ...] = (0,) * operands
+        bounds = itertools.accumulate(sizes, initial=0)
+        self.parts = tuple(jit.argument(self.packed[a:b]) for a, b in itertools.pairwise(bounds))
+        #: none yet
+        self.addresses: tuple[int, ...] = ()
         self.numbers: Any = None
+        #: whether these numbers are integers: equal integers have equal bytes, but 0.0 equals -0.0
+        self.integers = False
         self.own: Any = None
 
 
@@ -97,7 +101,8 @@ class Launch:
     grid : tuple of int
         CTAs.
     template : bytes
-        The argument without addresses of operands, numbers and scratch memory.
+        The structs that the kernel takes, one behind the other, without addresses of operands, numbers and scratch
+        memory.
     pointers, numbers : callable, optional
         ``pointers(to, *addresses)`` writes the addresses of the operands into an argument, of those that it has as
         pointers; ``numbers(to, *numbers)`` the numbers of a call.
@@ -107,14 +112,10 @@ class Launch:
         Memory of the launch's own.
     holds : object
         The arrays to which the template points; `StreamOrdered` ones have been waited for by who made this.
-    begins : tuple of int
-        The bytes at which the arguments of the entry begin, if it takes several.
-    operands : int
-        How many operands it is started with.
     """
 
     __slots__ = (
-        *("_arguments", "_begins", "_maps", "_numbers", "_operands", "_pointers", "_scratch", "_template"),
+        *("_arguments", "_maps", "_numbers", "_pointers", "_scratch", "_sizes", "_template"),
         *("function", "grid", "holds", "kernel", "shared_bytes", "threads"),
     )  # fmt: skip
 
@@ -129,12 +130,10 @@ class Launch:
         maps: Sequence[Map] = (),
         scratch: Scratch | None = None,
         holds: Any = (),
-        begins: tuple[int, ...] = (0,),
-        operands: int = 2,
     ) -> None:
         self.kernel, self.function, self.grid, self.holds = kernel, loaded(kernel), grid, holds
         self.threads, self.shared_bytes = (kernel.threads,), getattr(kernel, "shared_bytes", 0)
-        self._template, self._begins, self._operands = bytes(template), begins, operands
+        self._template, self._sizes = bytes(template), [struct.size for struct in kernel.structs]
         self._pointers, self._numbers, self._maps, self._scratch = pointers, numbers, tuple(maps), scratch
         self._arguments: dict[tuple[int, ...], _Argument] = {}
 
@@ -157,7 +156,12 @@ class Launch:
         _memory, own = None, None  # the memory is held until the launch has returned
         if self._scratch is not None:
             _memory, *own = workspace.scratch_of(stream, capture, self._scratch.bytes, self._scratch.counters)
-        if argument.addresses != addresses or argument.own != own or _differ(argument.numbers, numbers):
+        if (
+            argument.addresses != addresses
+            or argument.own != own
+            or argument.numbers != numbers
+            or (numbers and not (argument.integers and type(numbers[0]) is type(numbers[-1]) is int))
+        ):
             self._write(argument, addresses, numbers, own)
         self.function(self.grid, self.threads, argument.parts, shared_mem=self.shared_bytes)
         self._arguments[addresses] = argument
@@ -166,15 +170,20 @@ class Launch:
     def _any(self) -> _Argument:
         """An argument that nobody uses: a new one, or the oldest one of those that are kept."""
         if len(self._arguments) >= _MOST_ARGUMENTS:
-            with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread was faster
+            try:  # `contextlib.suppress` would take as long as the rest of this
                 return self._arguments.pop(next(iter(self._arguments)))
-        return _Argument(self._template, self._begins, self._operands)
+            except (KeyError, RuntimeError, StopIteration):
+                pass  # another thread was faster
+        return _Argument(self._template, self._sizes)
 
     def _write(self, to: _Argument, addresses: tuple[int, ...], numbers: tuple[Any, ...], own: Any) -> None:
-        before, to.addresses = to.addresses, (0,) * len(addresses)  # after an error nothing is known of it
+        before, to.addresses = to.addresses or (0,) * len(addresses), ()  # after an error nothing is known of it
         for operand, at, layout in self._maps:
             if before[operand] != addresses[operand]:
-                layout.write(to.address + at, addresses[operand])
+                if before[operand]:
+                    layout.move(to.address + at, addresses[operand])
+                else:
+                    layout.write(to.address + at, addresses[operand])
         if self._pointers is not None:
             self._pointers(to.packed, *addresses)
         if self._numbers is not None:
@@ -182,11 +191,7 @@ class Launch:
         if self._scratch is not None:
             self._scratch.write(to.packed, *own)
         to.addresses, to.numbers, to.own = addresses, numbers, own
-
-
-def _differ(before: Any, numbers: tuple[Any, ...]) -> bool:
-    """Tell whether numbers may have other bytes than those before: 0.0 equals -0.0, and 1 equals 1.0."""
-    return before != numbers or not all([type(x) is int for x in numbers])
+        to.integers = all([type(x) is int for x in numbers])
 
 
 class Chain:
@@ -230,9 +235,10 @@ class Chain:
 class Calls:
     """What is known of kinds of calls, by everything that it depends on. It belongs to a matrix, a mask, or a room."""
 
-    __slots__ = ("_found", "cleared")
+    __slots__ = ("_found", "_most", "cleared")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_CALLS) -> None:
+        self._most = most
         self._found: dict[Any, Any] = {}
         #: how often everything was forgotten because the choice of kernels has changed
         self.cleared = 0
@@ -260,7 +266,7 @@ class Calls:
     def remember(self, key: Any, known: Any) -> None:
         """Keep what is known of a kind for the next call, unless a graph is being captured."""
         if not graphs.is_capturing():
-            if len(self._found) >= _MOST_CALLS:
+            if len(self._found) >= self._most:
                 self._found.clear()
             with contextlib.suppress(TypeError):  # an option cannot be looked up
                 self._found[key] = StreamOrdered(known)

@@ -84,7 +84,9 @@ def scratch(size: int, count: int) -> tuple[Any, int, int]:
 
 def _counters_of(stream: Any, count: int) -> Array:
     """Return the counters of a stream that is not being captured."""
-    key = (cupy.cuda.runtime.getDevice(), driver.stream_number(stream.ptr))
+    pointer = stream.ptr
+    # The default stream of a device is always the same, and need not be asked for.
+    key = (cupy.cuda.runtime.getDevice(), driver.stream_number(pointer) if pointer else 0)
     found = _zeroed.get(key)
     if found is None or len(found) < count:
         if len(_zeroed) >= _MOST_STREAMS:

@@ -237,7 +237,6 @@ class BlockProductsSm90(
             maps=[Map(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(layouts)],
             scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
             holds=(found, holds),
-            operands=3,
         )
 
 
@@ -342,7 +341,7 @@ class BlockProductsSm80(
         packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
         kernel = self.indexed(element(found.right.dtype))
         write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
-        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found, holds), operands=3)
+        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found, holds))
 
 
 @dataclass(frozen=True)

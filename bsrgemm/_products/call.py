@@ -1,5 +1,5 @@
 """What describes a product: `ProductCall`, which `matmul` checks and an engine carries out; on the GPU its `Problem`,
-which decides the kernel, and its `Kind`, for which a kernel is prepared.
+which decides the kernel.
 """
 
 from __future__ import annotations
@@ -8,18 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import element_types
-from .._kernels.card import card
 from .._kernels.element_types import Types
-
-if TYPE_CHECKING:  # kernels take time to import, and work on the CPU needs none
-    from .dense import Dense
-    from .operand import Operand
+from .._kernels.kernel import Kernel
 
 
 @dataclass(slots=True)
@@ -45,7 +40,7 @@ class ProductCall:
     #: whether the bytes of A and B are fp8 numbers (e4m3)
     fp8: bool = False
     #: the kernel to use, one of `choice.variants`; None lets the rules choose
-    kernel: Dense | None = None
+    kernel: Kernel | None = None
     #: whether B may be copied if the product is faster with the copy
     may_copy: bool = True
     #: for float32: 2 if B is a copy in two parts of tf32, of which `B` is the first
@@ -140,49 +135,6 @@ class Lie(NamedTuple):
     def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
         """A new array in row-major order."""
         return cls(dtype, shape, tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape))))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of product: what decides the kernel, the matrix with its lists, and how B and the result lie."""
-
-    problem: Problem
-    operand: Operand
-    B: Any
-    out: Any
-
-    @property
-    def stored_columns(self) -> int:
-        """The number of block columns of the matrix as it is stored."""
-        return self.problem.block_rows if self.problem.transposed else self.problem.block_cols
-
-
-def problem_of(operand: Operand, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:
-    """Return the properties of a call that decide its kernel; `orders` are those of B and of the result."""
-    data, shape, transposed = operand.source[0], call.matrix._shape, call.transposed
-    sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
-    if transposed:
-        sides, counts = sides[::-1], counts[::-1]
-    index = np.dtype(np.int32) if transposed else operand.indices_dtype
-    names = element_types.types(data.dtype, call.B.dtype, call.out.dtype, call.acc, index)
-    return Problem(
-        arch=card().arch,
-        types=element_types.scaled(names) if call.fp8 else names,
-        R=sides[0],
-        K=sides[1],
-        N=call.columns,
-        batches=call.batches,
-        block_rows=counts[0],
-        block_cols=counts[1],
-        blocks=operand.blocks,
-        transposed=transposed,
-        b_order=orders[0],
-        c_order=orders[1],
-        overwrite=bool(call.beta == 0),
-        aligned=operand.pointer % 16 == 0,
-        tf32=call.tf32,
-        parts=call.parts,
-    )
 
 
 class ProductPattern(NamedTuple):

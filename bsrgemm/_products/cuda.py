@@ -16,9 +16,9 @@ from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
 from . import block_products, spgemm_pattern
 from .block_products import SampledLaunch, SpgemmSimt
-from .call import Kind, ProductCall, ProductPattern, order_of, problem_of
+from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
-from .operand import PreparedLaunches, operand_of
+from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
 from .transposed import transposed_copy
 

@@ -20,7 +20,8 @@ from .._kernels.launch import Launch, Map, Scratch
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
+from .operand import Kind
 from .work_list import Groups, Items
 
 #: Fields of `Product` that point to the operands and describe how they lie, and fields of `Schedule` that point to
@@ -107,7 +108,6 @@ class Dense(Kernel):
             maps=maps,
             scratch=scratch,
             holds=(call.operand.arrays, index, holds),
-            begins=(0, len(template)) if behind else (0,),
         )
 
 

@@ -10,8 +10,7 @@ from weakref import ref
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks
-from .._backend.engines import EngineTable
+from .._backend.base import Array, Backend, Blocks, EngineTable
 from .._backend.index_arrays import writes_of
 from .call import ProductCall, ProductPattern, UnlistedPattern
 

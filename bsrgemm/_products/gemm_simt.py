@@ -16,9 +16,10 @@ from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.launch import Launch
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
 from .dense import ByRows, ceil_power_of_two, floor_power_of_two
 from .gemm_sm90 import FEW_TILES
+from .operand import Kind
 
 #: Blocks whose sides are at most this have their size compiled into the kernel spmv, so that the compiler replaces
 #: divisions by the size with multiplications.

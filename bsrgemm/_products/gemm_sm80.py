@@ -11,8 +11,9 @@ from .._kernels.card import Card, shared_kb, tensor_arch
 from .._kernels.element_types import BYTES, Types, element
 from .._kernels.launch import Launch
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
 from .dense import Tiled, schedule, tensor_cores_serve
+from .operand import Kind
 
 #: Element -> (how it is multiplied, number of columns of A that one instruction takes).
 MMA = {

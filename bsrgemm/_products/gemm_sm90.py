@@ -19,8 +19,9 @@ from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
 from .dense import SCRATCH, Tiled, map_at, matrix_map, schedule, tensor_cores_serve
+from .operand import Kind
 from .work_list import Share
 
 #: Element -> (its name in the wgmma instruction, how many of them one instruction takes along K).

@@ -7,17 +7,21 @@ the three arrays from which it was made, until somebody writes into the index ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
+import numpy as np
 
 from .._array.base import BsrBase
 from .._backend.base import Array, Backend, Blocks
 from .._backend.index_arrays import Unwritten, plain_array
-from .._kernels import forced_kernel, graphs, overlapping, workspace
+from .._kernels import element_types, forced_kernel, graphs, overlapping, workspace
+from .._kernels.card import card
 from .._kernels.launch import Calls, contiguous
 from .._kernels.workspace import StreamOrdered
 from . import lists, work_list
+from .call import Problem, ProductCall
 from .engine import Prepared
 from .work_list import Groups, Items, LongRows, Pattern
 
@@ -167,6 +171,49 @@ class Operand:
         The key must contain everything on which the result of `make` depends.
         """
         return workspace.kept_in(self._entries, key, make).get()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of product: what decides the kernel, the matrix with its lists, and how B and the result lie."""
+
+    problem: Problem
+    operand: Operand
+    B: Any
+    out: Any
+
+    @property
+    def stored_columns(self) -> int:
+        """The number of block columns of the matrix as it is stored."""
+        return self.problem.block_rows if self.problem.transposed else self.problem.block_cols
+
+
+def problem_of(operand: Operand, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:
+    """Return the properties of a call that decide its kernel; `orders` are those of B and of the result."""
+    data, shape, transposed = operand.source[0], call.matrix._shape, call.transposed
+    sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
+    if transposed:
+        sides, counts = sides[::-1], counts[::-1]
+    index = np.dtype(np.int32) if transposed else operand.indices_dtype
+    names = element_types.types(data.dtype, call.B.dtype, call.out.dtype, call.acc, index)
+    return Problem(
+        arch=card().arch,
+        types=element_types.scaled(names) if call.fp8 else names,
+        R=sides[0],
+        K=sides[1],
+        N=call.columns,
+        batches=call.batches,
+        block_rows=counts[0],
+        block_cols=counts[1],
+        blocks=operand.blocks,
+        transposed=transposed,
+        b_order=orders[0],
+        c_order=orders[1],
+        overwrite=bool(call.beta == 0),
+        aligned=operand.pointer % 16 == 0,
+        tf32=call.tf32,
+        parts=call.parts,
+    )
 
 
 class PreparedLaunches(Prepared):

@@ -21,13 +21,13 @@ from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch
 from . import arguments, tuned
-from .call import Kind, Lie, Problem, order_of
+from .call import Lie, Problem, order_of
 from .choice import by_rows, by_rule, variants
 from .dense import Dense
 from .gemm_simt import GemmFew
 from .gemm_sm80 import GemmSm80
 from .gemm_sm90 import GemmSm90
-from .operand import Operand, operand_of
+from .operand import Kind, Operand, operand_of
 
 #: A copy of B with aligned rows pays if the number of elements of A times the number of columns of B is at least this.
 _WORTH_A_COPY = 1 << 22
@@ -103,7 +103,11 @@ class ByColumns(Preparation):
 
     def inner(self, problem: Problem) -> Dense:
         """The kernel that multiplies."""
-        return choose(replace(problem, b_order="F", parts=self.copy.parts), copies=False)
+        return choose(self.copied(problem), copies=False)
+
+    def copied(self, problem: Problem) -> Problem:
+        """The product with the copy of B."""
+        return replace(problem, b_order="F", parts=self.copy.parts)
 
     def seconds(self, problem: Problem, card: Card) -> float:
         """The copy reads B and writes its parts."""
@@ -298,7 +302,7 @@ def compiled_for(problem: Problem) -> tuple[Kernel, ...]:
     """Return the kernels that the rules start for a product: the one that multiplies, and the one that copies B."""
     if ByColumns.serves(problem):
         found = ByColumns.best(problem)
-        return found.copy, found.inner(problem)
+        return found.copy, by_rule(found.copied(problem))
     return (by_rule(problem),)
 
 

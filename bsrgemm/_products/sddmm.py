@@ -95,7 +95,8 @@ def sddmm(
     if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {no_bsr(pattern, 'pattern')}")
     backend, ready = pattern._backend, getattr(pattern, "_memo", None)
-    X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
+    if not (backend.is_dense(X) and backend.is_dense(Y)):
+        X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     simple = _is_simple(alpha, beta, out_dtype)
     if ready is not None and simple and (precision is None or type(precision) is str):
         found = _again(ready, pattern, (X, Y), out, precision)

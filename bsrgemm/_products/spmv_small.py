@@ -18,9 +18,10 @@ from .._kernels.element_types import BYTES, Types, number
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.launch import Launch, Scratch
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
 from .dense import Dense, address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
+from .operand import Kind
 
 #: The largest block side, and the largest number of columns of B, of the kernels for small blocks.
 MOST_SMALL, FEW_COLUMNS = 16, 128

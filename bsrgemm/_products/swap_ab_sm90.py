@@ -13,9 +13,10 @@ from .._kernels.kernel import host
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import arguments
-from .call import Kind, Problem
+from .call import Problem
 from .dense import matrix_map
 from .gemm_sm90 import WGMMA, GemmSm90, WorkListSm90, column_tiles_of
+from .operand import Kind
 
 #: Height of a row tile -> (row tiles of a tile, columns of a tile, columns of A per step at most, slabs of C in shared
 #: memory): for wide tiles, and for narrow ones. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at

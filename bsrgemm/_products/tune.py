@@ -12,7 +12,7 @@ from .._array.base import BsrBase, no_bsr
 from .._kernels import forced_kernel
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
-from .call import Problem, ProductCall, problem_of
+from .call import Problem, ProductCall
 from .choice import variants
 from .dense import Dense
 from .prepared import ByColumns
@@ -89,7 +89,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     import cupy
 
     from .cuda import prepared_for
-    from .operand import operand_of
+    from .operand import operand_of, problem_of
 
     rng = cupy.random.default_rng(0)
     K = A.shape[1]

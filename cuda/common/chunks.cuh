@@ -47,8 +47,10 @@ struct Rest { int row, first, last; };
 
 template <class Problem> __device__ __forceinline__ Rest rest_of(const Problem& problem, int row) {
   if (row >= int(problem.block_rows)) return {row, 0, 0};
+  // A row that ends before it begins, or begins after the last block, as indices that were overwritten may say, is empty.
   const Range range = blocks_of_row(problem.indptr, row, problem.blocks);
-  return {row, int(range.first), int(range.last)};
+  const i64 first = range.first < problem.blocks ? range.first : problem.blocks;
+  return {row, int(first), int(range.last > first ? range.last : first)};
 }
 // The part after a chunk: the rest of its row, or the row `step` rows later.
 template <int kChunk, class Problem> __device__ __forceinline__ Rest rest_after(const Problem& problem, const Rest& x, int step) {

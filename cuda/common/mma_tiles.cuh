@@ -408,7 +408,7 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
 #pragma unroll
     for (int i = 0; i < kChunks * kGroups; ++i) {
       const int chunk = i / kGroups, group = i % kGroups;
-      const auto sum_of = [&](int j) -> f32& {
+      const auto sum_of = [&](int j) -> auto& {
         return sums[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4];
       };
       Part big = {}, small = {};

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bsrgemm import BlockMask, attention
-from bsrgemm._attention import choose, decode_config, host_tiles
+from bsrgemm._attention import choose, decode_kernel, host_tiles
 from bsrgemm._attention import forward as forward_kernels
 from bsrgemm._attention.attention_sm80 import AttentionSimt
 from bsrgemm._attention.attention_sm90 import AttentionSm90, AttentionValues
@@ -82,22 +82,20 @@ def forward() -> Iterator[tuple[str, str]]:
 def ahead_of_time() -> Iterator[tuple[str, str]]:
     """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
     found: dict[str, list[Any]] = {}
-    for kernel in (*(x for family in choose.ATTENTION for x in family.every(DTYPES)), *decode_config.every_decode_config()):
-        kind = getattr(kernel, "dtype", None) or getattr(kernel, "element", "")
-        found.setdefault(f"{type(kernel).__name__} {kind}", []).append(kernel)
+    for kernel in (x for family in choose.ATTENTION for x in family.every(DTYPES)):
+        found.setdefault(f"{type(kernel).__name__} {getattr(kernel, 'element', 'e4m3')}", []).append(kernel)
     for name, some in found.items():
-        own = name.startswith("Attention")
-        skipped = [x.rare if own else decode_config.skip_ahead_of_time(x) for x in some]
-        running = [[x.runs_on(arch) if own else decode_config.runs_on(x, arch) for x in some] for arch in ARCHS]
+        skipped = [x.rare for x in some]
+        running = [[x.runs_on(arch) for x in some] for arch in ARCHS]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
         yield name, f"{len(some)} {counts} {written_lists.digest([*texts, str(skipped), str(running)])}"
 
 
 def decoding() -> Iterator[tuple[str, str]]:
-    dims = decode_config.HEAD_DIMS
+    dims = decode_kernel.HEAD_DIMS
     for D, D_v, rows in product(dims, dims, (1, 16, 17, 32, 33)):
-        config = decode_config.decode_config(F16, D, D_v, rows)
+        config = decode_kernel.Decode.of(F16, D, D_v, rows)
         more = [config.warps, config.threads, int(config.shared_q), config.stages, config.shared_bytes]
         ctas = [config.ctas(arch) for arch in ("sm_80", "sm_86", "sm_90a")]
         yield f"decode {D} {D_v} {rows}", " ".join(map(str, (config.rows, *more, *ctas)))
@@ -105,7 +103,7 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        found = [decode_config.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
         yield key, str(found)
 
 

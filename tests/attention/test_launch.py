@@ -1,4 +1,4 @@
-"""What attention and decode remember between calls, on kernels that only write down what they are given.
+"""What attention remembers between calls, on kernels that only write down what they are given.
 
 A launch is the same whether other launches are remembered or none: whatever it depends on is a part of the key.
 """
@@ -6,7 +6,6 @@ A launch is the same whether other launches are remembered or none: whatever it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,10 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm import BlockMask, KVCache
-from bsrgemm._attention import decode_launch, heuristics
+from bsrgemm import BlockMask
+from bsrgemm._attention import heuristics
 from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall, DecodeCall
+from bsrgemm._attention.call import AttentionCall
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import device, forced_kernel, jit
 from bsrgemm.dtypes import BFLOAT16
@@ -31,10 +30,6 @@ from ..emulator.emulator import Array, put
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 U8 = np.dtype(np.uint8)
 SHAPE = (2, 4, 256, 64)
-#: What a launch that starts again names: arrays that only a graph would keep.
-OPERANDS = (None,) * 5
-#: Temporary memory for the sums of pieces.
-PARTIAL = put(np.zeros(1 << 22, F32))
 
 
 class Kernel:
@@ -51,12 +46,10 @@ class Kernel:
 def started(tmp_path: Path) -> Iterator[list[Any]]:
     found: list[Any] = []
     counters = put(np.zeros(4096, np.int32))
-    pieces = PARTIAL, PARTIAL.data.ptr, counters.data.ptr
     with (
         emulator.emulated(tmp_path, arch="sm_90a"),
         patch.object(jit, "load", lambda spec, arch: Kernel(str(spec), found)),
         patch.object(attention_launch, "counters", lambda count: counters),
-        patch.object(decode_launch.workspace, "scratch", lambda size, count: pieces),
     ):
         yield found
 
@@ -191,114 +184,12 @@ def test_a_temporary_copy_at_the_same_place_has_the_map_of_its_own_shape(started
     assert maps[0] == maps[2] != maps[1]
 
 
-# ------------------------------------------------------------------------------------------------- decode
-def cache_of(batch: int = 2, kv_heads: int = 2, head_dim: int = 64, value_dim: int = 64, tokens: int = 500) -> KVCache:
-    """A cache with `tokens` tokens in each sequence, whose arrays have addresses."""
-    cache = KVCache(batch, kv_heads, 4096, head_dim, value_dim=value_dim, dtype="float16", device="cpu")
-    for name in ("k", "v", "_device_lengths"):
-        setattr(cache, name, put(getattr(cache, name)))
-    cache._lengths[:] = tokens
-    cache._longest, cache._total = tokens, batch * tokens
-    return cache
-
-
-CACHE = cache_of()
-
-
-def decoding(cache: KVCache = CACHE, heads: int = 4, queries: int = 1, **changes: Any) -> DecodeCall:
-    q = put(np.ones((cache.batch, heads, queries, cache.head_dim), F16))
-    out = put(np.ones((cache.batch, heads, queries, cache.value_dim), F16))
-    options = {"lse": None, "scale": 0.1, "softcap": None, "left": 4096}
-    return DecodeCall(**{"q": q, "cache": cache, "out": out, **options, **changes})
-
-
-BLOCKS = put(np.arange(8, dtype=np.int32).reshape(1, 1, 8))
-DECODES: dict[str, Callable[[], DecodeCall]] = {
-    "queries": lambda: decoding(queries=5),
-    "heads": lambda: decoding(heads=64),
-    "batch": lambda: decoding(cache_of(batch=3)),
-    "heads of the cache": lambda: decoding(cache_of(kv_heads=4)),
-    "head dim": lambda: decoding(cache_of(head_dim=128)),
-    "value dim": lambda: decoding(cache_of(value_dim=128)),
-    "tokens": lambda: decoding(cache_of(tokens=4000)),
-    "left": lambda: decoding(left=31),
-    "scale": lambda: decoding(scale=0.7),
-    "softcap": lambda: decoding(softcap=2.0),
-    "blocks": lambda: decoding(blocks=BLOCKS, block=32),
-    "size of blocks": lambda: decoding(blocks=BLOCKS, block=64),
-}
-
-
-@pytest.mark.parametrize("change", DECODES)
-def test_decode_is_remembered_for_its_operands_only(change: str, started: list[Any]) -> None:
-    common = decoding()
-    calls = [common, DECODES[change](), replace(common)]
-
-    def launched(call: DecodeCall) -> Any:
-        started.clear()
-        decode_launch.decode(call)
-        return list(started)
-
-    remembered = [launched(call) for call in calls]
-    fresh = []
-    for call in calls:
-        decode_launch._plans.clear()
-        fresh.append(launched(call))
-    assert remembered == fresh
-    assert remembered[0] == remembered[2] != remembered[1]
-
-
-def paged(width: int) -> KVCache:
-    cache = cache_of()
-    cache.table = put(np.zeros((2, width), np.int32))
-    return cache
-
-
-#: Calls that differ in what calls of one kind may differ in: addresses, lengths, the table of pages.
-SAME_KIND: dict[str, Callable[[], DecodeCall]] = {
-    "addresses": decoding,
-    "another cache": lambda: decoding(cache_of()),
-    "tokens": lambda: decoding(cache_of(tokens=4000)),
-    "few tokens": lambda: decoding(cache_of(tokens=1)),
-    "a table": lambda: decoding(paged(3)),
-    "a wider table": lambda: decoding(paged(5)),
-}
-
-
-@pytest.mark.parametrize("change", SAME_KIND)
-def test_decodes_of_one_kind_share_what_is_prepared_and_start_the_same(change: str, started: list[Any]) -> None:
-    common, prepared = decoding(), {}  # type: ignore[var-annotated]
-    calls = [common, common, SAME_KIND[change](), common]
-    for call in calls:
-        decode_launch.decode(replace(call, prepared=prepared))
-    for call in calls:
-        decode_launch.decode(call)
-    assert started[:4] == started[4:] and started[0] == started[1] == started[3] != started[2]
-    with patch.multiple(decode_launch, _plan_for=None, _template=None):
-        decode_launch.decode(replace(common, prepared=prepared))
-    assert started[-1] == started[0]
-    with patch.object(decode_launch, "_plans", {}):  # as for another card: nothing of this one is started
-        decode_launch.decode(replace(common, prepared=prepared))
-        assert len(decode_launch._plans) == 1
-    with patch.object(decode_launch, "_MOST_PLANS", 1):
-        decode_launch.decode(replace(decoding(cache_of(tokens=90)), prepared=prepared))
-    assert len(prepared) == 1
-
-
-def test_another_device_has_decodes_of_its_own(started: list[Any]) -> None:
-    prepared: dict[Any, Any] = {}
-    for number in (0, 1, 0):
-        with patch.object(decode_launch.cupy.cuda.runtime, "getDevice", lambda number=number: number):
-            decode_launch.decode(decoding(prepared=prepared))
-    assert len(prepared) == 2
-
-
 # --------------------------------------------------------------------------------------- launches that start again
 @pytest.mark.parametrize("change", ["usual", "mask", "causal", "lse", "softcap"])
 def test_a_launch_that_starts_again_is_the_same(change: str, started: list[Any]) -> None:
     call = usual() if change == "usual" else CHANGES[change]()
     launch = attention_launch.forward(HOST, call)
-    assert launch is not None and launch.start(OPERANDS) and launch.start(OPERANDS)
+    assert launch is not None and launch.start() and launch.start()
     assert started[0] == started[1] == started[2]
 
 
@@ -318,10 +209,10 @@ def test_a_launch_that_is_moved_is_that_of_its_operands(change: Any, kernel: str
         moving = launch.movable()
         for at in (places, (16, 32, 48, 64, 0), places):
             moving.move(at)
-            assert moving.start(OPERANDS)
+            assert moving.start()
         kept = moving.kept()
         moving.move((16, 32, 48, 64, 0))  # changes nothing about one that is kept
-        assert kept.start(OPERANDS) and launch.start(OPERANDS)
+        assert kept.start() and launch.start()
     assert started[2] == started[4] == started[5] == started[1] != started[0] == started[6]
     assert started[3] != started[2]
 
@@ -332,9 +223,9 @@ def test_a_launch_that_moves_takes_the_counters_of_the_stream_it_starts_on(start
     moving, others = launch.movable(), put(np.zeros(4096, np.int32))
     moving.move((*(lying(name).data.ptr for name in ROOMS), 0))
     with patch.object(attention_launch, "counters", lambda count: others):
-        assert moving.start(OPERANDS) and moving.start(OPERANDS) and moving.kept().start(OPERANDS)
+        assert moving.start() and moving.start() and moving.kept().start()
         attention_launch.forward(HOST, usual())
-    assert moving.start(OPERANDS) and launch.start(OPERANDS)
+    assert moving.start() and launch.start()
     first, again, twice, kept, fresh, back, old = started
     assert first == back == old != again == twice == kept == fresh
 
@@ -344,11 +235,11 @@ def test_a_launch_takes_the_counters_of_the_stream_it_starts_on(started: list[An
     assert launch is not None
     others = put(np.zeros(4096, np.int32))
     with patch.object(attention_launch, "counters", lambda count: others):
-        assert launch.start(OPERANDS)
+        assert launch.start()
         packed = launch.argument[1]
         assert launch.argument[0] == others.data.ptr  # the next start on this stream packs nothing
         attention_launch.forward(HOST, usual())
-    assert launch.start(OPERANDS)
+    assert launch.start()
     assert launch.argument[1] is not packed
     first, again, fresh, back = started
     assert first == back != again == fresh
@@ -358,17 +249,17 @@ def test_a_launch_does_not_start_on_another_device_or_under_another_kernel(start
     launch = attention_launch.forward(HOST, usual())
     assert launch is not None
     with patch.object(attention_launch.cupy.cuda.runtime, "getDevice", lambda: "another"):
-        assert not launch.start(OPERANDS)
+        assert not launch.start()
     with forced_kernel.force_kernel("AttentionSm80"):
-        assert not launch.start(OPERANDS)
-    assert len(started) == 1 and launch.start(OPERANDS)
+        assert not launch.start()
+    assert len(started) == 1 and launch.start()
 
 
 def test_a_launch_waits_for_the_lists_of_its_mask(started: list[Any]) -> None:
     launch = attention_launch.forward(HOST, CHANGES["mask"]())
     assert launch is not None and launch.lists is not None
     with patch.object(type(launch.lists), "get", autospec=True) as waited:
-        assert launch.start(OPERANDS)
+        assert launch.start()
     waited.assert_called_once_with(launch.lists)
 
 
@@ -455,9 +346,3 @@ def test_a_kernel_is_allowed_the_shared_memory_that_it_is_launched_with(kernel: 
     (plan,) = attention_launch._plans.values()
     allowed = getattr(plan.kernel, "max_dynamic_shared_size_bytes", 0)
     assert allowed == plan.shared_bytes == started[0][3] and (allowed > 0) == (kernel != "AttentionSimt")
-
-
-def test_decode_is_allowed_the_shared_memory_that_it_is_launched_with(started: list[Any]) -> None:
-    decode_launch.decode(decoding())
-    (plan,) = decode_launch._plans.values()
-    assert plan.kernel.max_dynamic_shared_size_bytes == plan.shared_bytes == started[0][3] > 0

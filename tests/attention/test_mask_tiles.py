@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bsrgemm._attention.heuristics import AttentionSimt, AttentionSm80, AttentionSm90, AttentionValues
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bsrgemm import BlockMask
 from bsrgemm._attention import arguments, mask_tiles
 from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.heuristics import AttentionSimt, AttentionSm80, AttentionSm90, AttentionValues
 from bsrgemm._attention.mask import FULL
 from bsrgemm._attention.mask_tiles import NOTHING, Tiles
 from bsrgemm._backend.registry import Backend

@@ -76,3 +76,9 @@ def cuStreamGetId(stream: Any, number: Any) -> int:
     """The number of a stream: its address here, since no address is used twice."""
     number._obj.value = _value(stream)
     return 0
+
+
+def cuTensorMapReplaceAddress(target: Any, pointer: Any) -> int:
+    """Another address for a map of the emulator, which has it first."""
+    ctypes.memmove(_value(target), ctypes.byref(ctypes.c_uint64(_value(pointer))), 8)
+    return 0

@@ -101,6 +101,7 @@ def installed(card: Card) -> Iterator[ModuleType]:
         stack.enter_context(patch.object(jit, "load", card.load))
         stack.enter_context(patch.object(jit, "_argument_class", lambda: None))
         stack.enter_context(patch.object(tensor_map, "_driver_function", lambda: driver.cuTensorMapEncodeTiled))
+        stack.enter_context(patch.object(tensor_map, "_replace_address", lambda: driver.cuTensorMapReplaceAddress))
         stack.enter_context(patch.object(library_driver, "_library", lambda: driver))
         try:
             yield modules.cupy

@@ -174,6 +174,23 @@ class _Current(threading.local):
 _current = _Current()
 
 
+class UnownedMemory(Memory):
+    """`cupy.cuda.UnownedMemory`: memory that an object owns, which lives as long."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        super().__init__(ptr, size, device_id)
+        self.owner = owner
+
+
+def pointing(mem: Memory, offset: int) -> MemoryPointer:
+    """`cupy.cuda.MemoryPointer`: a place in memory; whoever has it keeps the memory."""
+    room = (ctypes.c_char * (mem.size - offset)).from_address(mem.ptr + offset)
+    room.memory = mem
+    return MemoryPointer(mem, mem.ptr + offset, room)
+
+
 class MemoryPool:
     """`cupy.cuda.MemoryPool`: memory that it has is used by its own arrays alone, as long as the pool is there."""
 

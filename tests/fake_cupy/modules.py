@@ -249,7 +249,8 @@ class Modules:
 
         pools = {
             "MemoryPool": lambda *_: memory.MemoryPool(self._heap),
-            "MemoryPointer": memory.MemoryPointer,
+            "MemoryPointer": memory.pointing,
+            "UnownedMemory": memory.UnownedMemory,
             "using_allocator": memory.using_allocator,
         }
         self._module(

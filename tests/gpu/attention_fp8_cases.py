@@ -8,7 +8,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from bsrgemm.dtypes import FLOAT8
 
@@ -27,8 +26,6 @@ from .attention_cases import (
 from .marks import on_hopper
 
 VALUES = "attention_values"
-on_tensor_cores = pytest.mark.kernel(SM90, VALUES)
-on_plain_cores = pytest.mark.kernel(SIMT)
 SOME_BANDS = [{}, {"causal": True}, {"window": (100, 3)}]
 
 
@@ -179,7 +176,6 @@ def check(
     q: Any,
     k: Any,
     v: Any,
-    checksum: Any = None,
     *,
     on: str = SM90,
     scales: dict[str, Any] | None = None,
@@ -191,7 +187,7 @@ def check(
 ) -> Any:
     """Attention of bytes in "bhsd" into a poisoned result, compared with float64; the result in "bhsd"."""
     scales = SCALES if scales is None else scales
-    out, lse = attend(q, k, v, checksum, out, out_dtype, **scales, **options)
+    out, lse = attend(q, k, v, out, out_dtype, **scales, **options)
     assert lse.dtype == F32
     assert served_by(on)
     wide = [widened(x, scales.get(f"{name}_scale")) for name, x in zip("qkv", (q, k, v), strict=True)]

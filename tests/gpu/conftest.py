@@ -1,10 +1,8 @@
-"""What every test of a kernel may ask for: its own random numbers, a Hopper card, and a checksum for the record."""
+"""What every test of a kernel may ask for: its own random numbers, and a Hopper card."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,15 +20,3 @@ def hopper() -> None:
     """Skip the test on other cards: its kernel is for Hopper."""
     if not on_hopper():
         pytest.skip("this kernel is for Hopper")
-
-
-@pytest.fixture
-def checksum(record_property: Callable[[str, object], None]) -> Callable[[Any], None]:
-    """Add an output to the checksum of the test."""
-    state = {"crc": 0}
-
-    def add(x: Any) -> None:
-        state["crc"] = zlib.crc32(np.ascontiguousarray(x.get()).view(np.uint8).tobytes(), state["crc"])
-        record_property("checksum", f"{state['crc']:08x}")
-
-    return add

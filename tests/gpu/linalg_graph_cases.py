@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.solvers.problems import cube, plate
 from bsrgemm import linalg
-from bsrgemm._benchmark.solver.problems import cube, plate
 from bsrgemm.bsr import bsr_array
 
 from .repeats import bystanders, intact, new_stream

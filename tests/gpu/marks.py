@@ -1,4 +1,4 @@
-"""Marks for tests of kernels: which kernels a test proves, and which of its cases also run under compute-sanitizer."""
+"""Marks for tests of kernels: which cases also run under compute-sanitizer, and which are for Hopper alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
-
-
-def kernel(*names: str) -> Any:
-    return pytest.mark.kernel(*names)
 
 
 def some_under_memcheck(every: Iterable[Any], some: Container[Any]) -> list[Any]:

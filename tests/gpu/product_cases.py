@@ -1,6 +1,6 @@
 """Matrices, layouts and bounds of errors for tests of the kernels of products on a card.
 
-Seeds are fixed so that each test's outputs have a checksum in gpu_record.json; the property tests draw fresh inputs.
+Seeds are fixed, so that a run repeats the last one; the property tests draw fresh inputs.
 """
 
 from __future__ import annotations

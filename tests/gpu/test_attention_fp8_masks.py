@@ -39,8 +39,6 @@ from .attention_fp8_cases import (
     fp8,
     fp8_bound,
     normal,
-    on_plain_cores,
-    on_tensor_cores,
     operands,
     scale_array,
     score_bound,
@@ -53,56 +51,51 @@ pytestmark = pytest.mark.gpu
 
 
 # ------------------------------------------------------------------------------------------------- masks
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("block", [16, (48, 80), 128], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_fp8_constructors_of_masks(name, block, rng, checksum) -> None:
+def test_fp8_constructors_of_masks(name, block, rng) -> None:
     for S_q, S_k, D in ((333, 401, 128), (260, 130, 256)):
         q, k, v = operands(rng, S_q, S_k, D, B=2, heads=(4, 2))
         mask = MASKS[name](S_q, S_k, block)
-        check(q, k, v, checksum, mask=mask)
-        check(q, k, v, checksum, mask=mask, window=(100, 30), align="top-left", out_dtype=F16)
+        check(q, k, v, mask=mask)
+        check(q, k, v, mask=mask, window=(100, 30), align="top-left", out_dtype=F16)
 
 
-@on_tensor_cores
 @by_rule
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("block", some_under_memcheck([32, 64, 128], [64]))
-def test_fp8_sparse_masks_by_rule(block, D, rng, checksum) -> None:
+def test_fp8_sparse_masks_by_rule(block, D, rng) -> None:
     """Few small blocks have tiles of 64 keys."""
     q, k, v = operands(rng, 700, 900, D, heads=(4, 2))
     mask = BlockMask.random(700, 900, per_row=3, heads=(1, 4), block=block, device="cuda")
     for options in ({}, {"causal": True}, {"softcap": 10.0}, {"scale": -0.1}):
-        check(q, k, v, checksum, mask=mask, **options)
+        check(q, k, v, mask=mask, **options)
 
 
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("heads", some_under_memcheck([(1, 1), (2, 1), (1, 2), (1, 4), (2, 2), (2, 4)], [(2, 4)]))
-def test_fp8_patterns_per_batch_and_head(heads, rng, checksum) -> None:
+def test_fp8_patterns_per_batch_and_head(heads, rng) -> None:
     q, k, v = operands(rng, 200, 270, 64, B=2, heads=(4, 2))
     scales = {"q_scale": scale_array(rng, (2, 4)), "v_scale": scale_array(rng, (2, 2))}
     for block in ((16, 16), (128, 128), (64, 96), (32, 32)):
         mask = random_mask(rng, heads, (200, 270), block)
-        check(q, k, v, checksum, scales=scales, mask=mask)
-        check(q, k, v, checksum, scales=scales, mask=mask, window=(60, 60))
+        check(q, k, v, scales=scales, mask=mask)
+        check(q, k, v, scales=scales, mask=mask, window=(60, 60))
 
 
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("density", [0.5, 0.01, 0.0005])
-def test_fp8_masks_by_elements_with_rows_that_see_nothing(density, rng, checksum) -> None:
+def test_fp8_masks_by_elements_with_rows_that_see_nothing(density, rng) -> None:
     import cupy
 
     q, k, v = operands(rng, 515, 700)
     for block in (32, 64, 128):
         mask = BlockMask.from_dense(cupy.asarray(rng.random((515, 700)) < density), block=block)
         for options in ({}, {"causal": True}, {"scale": -0.1}, {"softcap": 5.0}):
-            check(q, k, v, checksum, mask=mask, **options)
+            check(q, k, v, mask=mask, **options)
 
 
-@on_tensor_cores
 @pytest.mark.sanitizer
 def test_fp8_masks_spoiled_after_construction_touch_no_foreign_memory(rng) -> None:
     import cupy
@@ -119,7 +112,6 @@ def test_fp8_masks_spoiled_after_construction_touch_no_foreign_memory(rng) -> No
 
 
 # ------------------------------------------------------------------------------------------------- rows without keys
-@on_tensor_cores
 @both_shapes
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("D", [64, 256, 33])
@@ -129,7 +121,6 @@ def test_fp8_rows_that_see_nothing_are_zero_whatever_the_operands_hold(D) -> Non
         check_rows_that_see_nothing(q, k, v, q_scale=1.0, **options)
 
 
-@on_plain_cores
 @pytest.mark.parametrize("zero", ["B", "H", "S_q", "S_k", "D", "D_v"])
 def test_fp8_sizes_of_zero(zero) -> None:
     n = {"B": 2, "H": 2, "S_q": 5, "S_k": 7, "D": 16, "D_v": 16} | {zero: 0}
@@ -149,7 +140,6 @@ def test_fp8_sizes_of_zero(zero) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- NaN
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("D", [80, 128, 33])
 @pytest.mark.parametrize("how", ["full", "causal", "window", "mask", "blocks"])
@@ -191,7 +181,6 @@ def test_fp8_nan_reaches_the_queries_that_see_it_and_no_others(how, D, rng) -> N
     assert served_by(SM90)
 
 
-@on_tensor_cores
 @pytest.mark.sanitizer
 def test_fp8_garbage_behind_the_diagonal_changes_nothing_before_it(rng) -> None:
     import cupy
@@ -208,10 +197,9 @@ def test_fp8_garbage_behind_the_diagonal_changes_nothing_before_it(rng) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- sequences
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("name", some_under_memcheck(SEQUENCES, ["more keys"]))
-def test_fp8_each_sequence_sees_its_own_keys(name, rng, checksum) -> None:
+def test_fp8_each_sequence_sees_its_own_keys(name, rng) -> None:
     import cupy
 
     q_bounds, k_bounds = bounds_of(name)
@@ -227,5 +215,4 @@ def test_fp8_each_sequence_sees_its_own_keys(name, rng, checksum) -> None:
                 bounds = {"cu_seqlens_q": where(q_bounds), "cu_seqlens_k": where(k_bounds)}
                 out, lse = attend_between_guards(q, k, v, F32, **bounds, **scales, **band)
                 assert served_by(SM90)
-                checksum(out)
                 assert_close(out[None].swapaxes(1, 2), lse[None], want, varied=False)

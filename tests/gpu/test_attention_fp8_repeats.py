@@ -19,13 +19,12 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     seen_in_part,
     shape,
 )
-from .attention_fp8_cases import fp8, normal, on_tensor_cores, operands, scale_array, served_by
+from .attention_fp8_cases import fp8, normal, operands, scale_array, served_by
 from .repeats import bystanders, captured, delay, differing, intact, new_stream, on_streams
 
 pytestmark = pytest.mark.gpu
 
 
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("how", ["full", "causal", "mask", "nan"])
@@ -43,14 +42,12 @@ def test_fp8_results_repeat_bit_by_bit(out_dtype, how, D, rng) -> None:
     assert differing(lambda: attention(q, k, v, **options), first, 200) == 0
 
 
-@on_tensor_cores
 def test_fp8_the_result_is_the_same_with_and_without_lse(rng) -> None:
     q, k, v = operands(rng, 300, 400)
     out, _ = attention(q, k, v, causal=True, return_lse=True, v_scale=0.5)
     assert bool((out == attention(q, k, v, causal=True, v_scale=0.5)).all())
 
 
-@on_tensor_cores
 @both_shapes
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("how", ["full", "causal", "climbing", "mask", "nan"])
@@ -72,7 +69,6 @@ def test_fp8_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
     assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
 
 
-@on_tensor_cores
 @by_rule
 def test_fp8_several_streams_at_once(rng) -> None:
     both = [operands(rng, 1000, 1000, heads=(8, 8)) for _ in range(2)]
@@ -82,7 +78,6 @@ def test_fp8_several_streams_at_once(rng) -> None:
     assert all(bool((x == y).all()) for pair in results for x, y in zip(pair, want, strict=True))
 
 
-@on_tensor_cores
 @by_rule
 @pytest.mark.parametrize("how", ["causal", "mask", "sequences"])
 def test_fp8_a_call_can_be_captured_in_a_graph_with_other_work_in_between(how, rng) -> None:

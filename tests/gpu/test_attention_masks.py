@@ -42,53 +42,49 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     some_keys,
     untouched,
 )
-from .marks import kernel, some_under_memcheck
+from .marks import some_under_memcheck
 
 pytestmark = pytest.mark.gpu
 
 
 # ------------------------------------------------------------------------------------------------- masks
-@kernel(SM90)
 @both_shapes
 @pytest.mark.parametrize("block", [16, 32, (48, 80), 64, 128, (256, 64), 256], ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_constructors_of_masks(name, block, rng, checksum) -> None:
+def test_constructors_of_masks(name, block, rng) -> None:
     for S_q, S_k, D in ((333, 401, 128), (260, 130, 256)):
         q, k, v = operands(rng, S_q, S_k, D, B=2, heads=(4, 2))
         mask = MASKS[name](S_q, S_k, block)
-        check(q, k, v, checksum, mask=mask)
-        check(q, k, v, checksum, mask=mask, causal=True)
-        check(q, k, v, checksum, mask=mask, window=(100, 30), align="top-left")
+        check(q, k, v, mask=mask)
+        check(q, k, v, mask=mask, causal=True)
+        check(q, k, v, mask=mask, window=(100, 30), align="top-left")
 
 
-@kernel(SM90, SIMT)
 @both_shapes
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 @pytest.mark.parametrize("heads", some_under_memcheck([(1, 1), (2, 1), (1, 2), (1, 4), (2, 2), (2, 4)], [(2, 4)]))
-def test_patterns_per_batch_and_head(heads, dtype, rng, checksum) -> None:
+def test_patterns_per_batch_and_head(heads, dtype, rng) -> None:
     on = SM90 if dtype == F16 else SIMT
     q, k, v = operands(rng, 200, 270, 64, B=2, heads=(4, 2), dtype=dtype)
     for block in ((16, 16), (128, 128), (64, 96), (240, 160)):
         mask = random_mask(rng, heads, (200, 270), block)
-        check(q, k, v, checksum, on=on, mask=mask)
-        check(q, k, v, checksum, on=on, mask=mask, window=(60, 60))
+        check(q, k, v, on=on, mask=mask)
+        check(q, k, v, on=on, mask=mask, window=(60, 60))
 
 
-@kernel(SM90)
 @both_shapes
 @pytest.mark.parametrize("density", [0.5, 0.01, 0.0005])
-def test_masks_by_elements_with_rows_that_see_nothing(density, rng, checksum) -> None:
+def test_masks_by_elements_with_rows_that_see_nothing(density, rng) -> None:
     import cupy
 
     q, k, v = operands(rng, 515, 700)
     for block in (16, 64, 128, 256):
         mask = BlockMask.from_dense(cupy.asarray(rng.random((515, 700)) < density), block=block)
         for options in ({}, {"causal": True}, {"scale": -0.1}, {"softcap": 5.0}):
-            check(q, k, v, checksum, mask=mask, **options)
+            check(q, k, v, mask=mask, **options)
 
 
-@kernel(SM90)
-def test_masks_from_bsr_from_indices_stacked_and_combined(rng, checksum) -> None:
+def test_masks_from_bsr_from_indices_stacked_and_combined(rng) -> None:
     import cupy
 
     S, block = 512, (64, 32)
@@ -108,11 +104,10 @@ def test_masks_from_bsr_from_indices_stacked_and_combined(rng, checksum) -> None
         documents | by_elements,
         BlockMask.stack([whole, documents]),
     ):
-        check(q, k, v, checksum, mask=mask)
-        check(q, k, v, checksum, mask=mask, causal=True)
+        check(q, k, v, mask=mask)
+        check(q, k, v, mask=mask, causal=True)
 
 
-@kernel(SM90)
 def test_one_mask_serves_several_head_dims_and_is_taken_apart_once(rng, plans) -> None:  # noqa: F811
     mask = BlockMask.window(300, left=99, right=0, block=64, device="cuda")
     for D in (64, 256, 128, 256):
@@ -120,7 +115,6 @@ def test_one_mask_serves_several_head_dims_and_is_taken_apart_once(rng, plans) -
     assert set(mask.__dict__["_tiles"]) == {(plan.config.tile_q, plan.config.tile_k) for plan in plans.values()}
 
 
-@kernel(SM90, SIMT)
 @pytest.mark.parametrize("block", some_under_memcheck([(128, 128), (64, 64), (48, 80)], [(128, 128), (48, 80)]))
 @pytest.mark.parametrize(("dtype", "D"), [(F16, 128), (F16, 256), (F32, 16)], ids=str)
 def test_masks_spoiled_after_construction_touch_no_foreign_memory(dtype, D, block, rng) -> None:
@@ -141,7 +135,6 @@ def test_masks_spoiled_after_construction_touch_no_foreign_memory(dtype, D, bloc
 
 
 # ------------------------------------------------------------------------------------------------- rows without keys
-@kernel(SM90, SIMT)
 @both_shapes
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
@@ -149,7 +142,6 @@ def test_rows_that_see_nothing_are_zero_whatever_the_operands_hold(dtype) -> Non
     check_rows_that_see_nothing(*(poisoned((1, 2, n, 64), dtype) for n in (300, 100, 100)))
 
 
-@kernel(SIMT)
 @pytest.mark.parametrize("zero", ["B", "H", "S_q", "S_k", "D", "D_v"])
 def test_sizes_of_zero(zero) -> None:
     import cupy
@@ -183,7 +175,6 @@ def with_garbage(q: Any, k: Any, v: Any, seen: Any) -> tuple[Any, Any]:
     return cupy.where(some, products, 0), cupy.where(some, cupy.log(total) + top, -np.inf)[..., 0]
 
 
-@kernel(SM90, SIMT)
 @pytest.mark.parametrize("D", [64, 80])
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32], ids=str)
 @pytest.mark.parametrize("how", ["full", "causal", "window", "mask", "blocks"])
@@ -214,14 +205,12 @@ def test_nan_and_infinity_reach_the_queries_that_see_them_and_no_others(how, dty
             assert float(error.max()) <= 4 * eps(BFLOAT16 if dtype == BFLOAT16 else F16), (values, bad)
 
 
-@kernel(SM90)
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_garbage_behind_the_diagonal_changes_nothing_before_it(bad, rng) -> None:
     check_garbage_behind_the_diagonal(rng, bad, SM90)
 
 
-@kernel(SM90)
 @both_shapes
 def test_keys_that_score_minus_infinity_weigh_nothing(rng) -> None:
     import cupy
@@ -238,10 +227,9 @@ def test_keys_that_score_minus_infinity_weigh_nothing(rng) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- sequences
-@kernel(SM90, SIMT)
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32], ids=str)
 @pytest.mark.parametrize("name", some_under_memcheck(SEQUENCES, ["more keys"]))
-def test_each_sequence_sees_its_own_keys(name, dtype, rng, checksum) -> None:
+def test_each_sequence_sees_its_own_keys(name, dtype, rng) -> None:
     import cupy
 
     on = SIMT if dtype == F32 else SM90
@@ -255,12 +243,10 @@ def test_each_sequence_sees_its_own_keys(name, dtype, rng, checksum) -> None:
                 bounds = {"cu_seqlens_q": where(q_bounds), "cu_seqlens_k": where(k_bounds)}
                 out, lse = attend_between_guards(q, k, v, dtype, **bounds, **band)
                 assert served_by(on)
-                checksum(out)
                 turned_v = v[None].swapaxes(1, 2)
                 assert_near(out[None].swapaxes(1, 2), lse[None], want, turned_v, D, dtype, on)
 
 
-@kernel(SM90, SIMT)
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
 def test_bounds_that_are_garbage_touch_no_foreign_memory(dtype, rng) -> None:

@@ -22,13 +22,11 @@ from .attention_cases import (  # noqa: F401  (fixtures)
     served_by,
     shape,
 )
-from .marks import kernel
 from .repeats import bystanders, captured, delay, differing, intact, new_stream, on_streams
 
 pytestmark = pytest.mark.gpu
 
 
-@kernel(SM90)
 @both_shapes
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("how", ["full", "causal", "mask", "sequences"])
@@ -41,7 +39,6 @@ def test_results_repeat_bit_by_bit(how, D, rng) -> None:
     assert differing(lambda: attention(q, k, v, **options), first, 1000 if how != "sequences" else 200) == 0
 
 
-@kernel(SM90)
 @both_shapes
 @pytest.mark.parametrize("D", [64, 128])
 def test_results_repeat_bit_by_bit_beside_rows_that_are_done_again(D, rng) -> None:
@@ -52,14 +49,12 @@ def test_results_repeat_bit_by_bit_beside_rows_that_are_done_again(D, rng) -> No
     assert differing(lambda: attention(q, k, v, causal=True), first, 300) == 0
 
 
-@kernel(SIMT)
 def test_plain_results_repeat_bit_by_bit(rng) -> None:
     q, k, v = operands(rng, 200, 200, 33, dtype=F32)
     first = attention(q, k, v, causal=True)
     assert differing(lambda: attention(q, k, v, causal=True), first, 100) == 0
 
 
-@kernel(SM90)
 @both_shapes
 @pytest.mark.parametrize("D", [64, 128, 256])
 @pytest.mark.parametrize("how", ["full", "causal", "climbing", "mask", "nan", "sequences"])
@@ -82,7 +77,6 @@ def test_pipeline_survives_delays(how, D, rng, monkeypatch) -> None:
     assert differing(lambda: attention(q, k, v, **options), calm, 10) == 0
 
 
-@kernel(SM90)
 @by_rule
 def test_several_streams_share_a_mask(rng) -> None:
     q, k, v = operands(rng, 1000, 1000, heads=(8, 8))
@@ -95,7 +89,6 @@ def test_several_streams_share_a_mask(rng) -> None:
     assert all(bool((x == y).all()) for pair in results for x, y in zip(pair, want, strict=True))
 
 
-@kernel(SM90, SIMT)
 @by_rule
 @pytest.mark.parametrize("how", ["causal", "mask", "sequences", "plain cores"])
 def test_a_call_can_be_captured_in_a_graph_and_runs_on_the_current_stream(how, rng) -> None:

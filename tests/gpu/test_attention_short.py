@@ -14,7 +14,7 @@ from .marks import some_under_memcheck
 from .repeats import differing
 
 SHORT = "attention_short_sm90"
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel(SHORT), pytest.mark.usefixtures("hopper")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
 @pytest.fixture(autouse=True, params=[64, 128])
@@ -36,18 +36,18 @@ def tiles(request: pytest.FixtureRequest, D: int, shape, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("S", some_under_memcheck([1, 63, 129, 515], [129]))
-def test_bands_at_odd_lengths_on_a_card(S, D, rng, checksum) -> None:
+def test_bands_at_odd_lengths_on_a_card(S, D, rng) -> None:
     q, k, v = operands(rng, S, S, D)
     for band in BANDS:
-        check(q, k, v, checksum, on=SHORT, **band)
+        check(q, k, v, on=SHORT, **band)
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16], ids=str)
 @pytest.mark.parametrize("lengths", [(300, 777), (777, 300), (1, 1000)], ids=str)
-def test_groups_of_heads_and_different_lengths_on_a_card(lengths, dtype, D, rng, checksum) -> None:
+def test_groups_of_heads_and_different_lengths_on_a_card(lengths, dtype, D, rng) -> None:
     q, k, v = operands(rng, *lengths, D, B=2, heads=(6, 2), dtype=dtype)
     for band in BANDS:
-        check(q, k, v, checksum, on=SHORT, **band)
+        check(q, k, v, on=SHORT, **band)
 
 
 def test_results_are_the_same_bits_every_time_on_a_card(D, rng) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,14 +45,13 @@ def dense(x: Any) -> Any:
     return x.astype(complex if x.dtype.kind == "c" else float)
 
 
-def compare(found: tuple[Any, ...], want: tuple[Any, ...], dtype: str, checksum: Callable[[Any], None]) -> None:
+def compare(found: tuple[Any, ...], want: tuple[Any, ...], dtype: str) -> None:
     """Gradients of the card have the dtypes of those of the host, and their numbers up to rounding."""
     for got, wanted in zip(found, want, strict=True):
         assert got.dtype == wanted.dtype and type(got).__module__ != "numpy"
         np.testing.assert_allclose(
             dense(got), dense(wanted), rtol=0, atol=FAR[dtype] * max(1, abs(dense(wanted)).max())
         )
-        checksum(got.data if hasattr(got, "blocksize") else got)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -61,9 +59,7 @@ def compare(found: tuple[Any, ...], want: tuple[Any, ...], dtype: str, checksum:
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("batch", [(), (3,)], ids=["one", "batch"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_products_with_a_dense_operand(
-    dtype: str, block: Any, turned: bool, batch: Any, side: str, checksum: Callable[[Any], None]
-) -> None:
+def test_products_with_a_dense_operand(dtype: str, block: Any, turned: bool, batch: Any, side: str) -> None:
     A = matrix(dtype, block, turned)
     M, K = A.shape
     operands: tuple[Any, Any] = (A, numbers((*batch, K, 5), dtype, 3))
@@ -72,25 +68,25 @@ def test_products_with_a_dense_operand(
         operands, dC = (numbers((*batch, 5, M), dtype, 3), A), numbers((*batch, 5, K), dtype, 2)
     want = bg.matmul_backward(dC, *operands, alpha=2)
     found = bg.matmul_backward(there(dC), *map(there, operands), alpha=2)
-    compare(found, want, dtype, checksum)
+    compare(found, want, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("turned", [False, True])
-def test_products_of_two_sparse_operands(dtype: str, block: Any, turned: bool, checksum: Callable[[Any], None]) -> None:
+def test_products_of_two_sparse_operands(dtype: str, block: Any, turned: bool) -> None:
     A = matrix(dtype, block, turned)
     C = A @ A.T
     dC = C._with_data(numbers(C.data.shape, dtype, 9))
     want = bg.matmul_backward(dC, A, A.T, alpha=2)
     found = bg.matmul_backward(there(dC), there(A), there(A.T), alpha=2)
-    compare(found, want, dtype, checksum)
+    compare(found, want, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.parametrize("turned", [False, True])
-def test_sampled_products(dtype: str, block: Any, turned: bool, checksum: Callable[[Any], None]) -> None:
+def test_sampled_products(dtype: str, block: Any, turned: bool) -> None:
     pattern = matrix(dtype, block, turned)
     M, K = pattern.shape
     X, Y = numbers((M, 7), dtype, 4), numbers((7, K), dtype, 5)
@@ -98,12 +94,12 @@ def test_sampled_products(dtype: str, block: Any, turned: bool, checksum: Callab
     dS = S._with_data(numbers(S.data.shape, dtype, 6))
     want = bg.sddmm_backward(dS, X, Y, pattern)
     found = bg.sddmm_backward(there(dS), there(X), there(Y), there(pattern))
-    compare(found, want, dtype, checksum)
+    compare(found, want, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
 @pytest.mark.parametrize("function", ["matmul", "sddmm"])
-def test_pullbacks(dtype: str, function: str, checksum: Callable[[Any], None]) -> None:
+def test_pullbacks(dtype: str, function: str) -> None:
     """`vjp` returns the result of the function, and gradients that can be asked for twice."""
     A = matrix(dtype, (16, 16), False)
     M, K = A.shape
@@ -112,7 +108,7 @@ def test_pullbacks(dtype: str, function: str, checksum: Callable[[Any], None]) -
         operands = (numbers((M, 7), dtype, 4), numbers((7, K), dtype, 5), A)
     want, pull = bg.vjp(getattr(bg, function), *operands, alpha=2)
     found, pull_there = bg.vjp(getattr(bg, function), *map(there, operands), alpha=2)
-    compare((found,), (want,), dtype, checksum)
+    compare((found,), (want,), dtype)
     gradient = want * 0.5
     for _ in range(2):
-        compare(pull_there(there(gradient)), pull(gradient), dtype, checksum)
+        compare(pull_there(there(gradient)), pull(gradient), dtype)

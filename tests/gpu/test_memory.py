@@ -47,7 +47,7 @@ def test_two_captures_on_one_stream_run_in_any_order(side: int, dtype: str, colu
     ("side", "dtype"),
     [(4, "float32"), (16, "float32"), (8, "float64"), (64, "float16"), (128, "float16"), (32, "float64")],
 )
-def test_blocks_may_begin_at_any_address(side: int, dtype: str, columns: int, rng: Any, checksum: Any) -> None:
+def test_blocks_may_begin_at_any_address(side: int, dtype: str, columns: int, rng: Any) -> None:
     """One element after a multiple of 16 bytes, where neither the copy engine nor wide loads can read."""
     import cupy
 
@@ -58,7 +58,6 @@ def test_blocks_may_begin_at_any_address(side: int, dtype: str, columns: int, rn
     A = bg.bsr_array((data, *map(cupy.asarray, host[1:3])), shape=host[3])
     B = values(rng, (host[3][1], columns), np.dtype(dtype))
     got = A @ cupy.asarray(B)
-    checksum(got)
     stored, wide = dense(host, np.float64), B.astype(np.float64)
     assert_close(got.get(), stored @ wide, np.abs(stored) @ np.abs(wide), 2 * host[3][1], acc_of(np.dtype(dtype)))
 

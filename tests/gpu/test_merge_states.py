@@ -59,7 +59,7 @@ def near(got: Any, want: Any, off: float, what: str = "") -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_merges_and_their_gradients(dtype: Any, count: int, layout: str, checksum: Callable[[Any], None]) -> None:
+def test_merges_and_their_gradients(dtype: Any, count: int, layout: str) -> None:
     import cupy
 
     outs, lses = states(dtype, count)
@@ -77,12 +77,10 @@ def test_merges_and_their_gradients(dtype: Any, count: int, layout: str, checksu
     for number in range(count):
         near(found[0][number], gradients[0][number], 4 * unit + 32 * small, "douts")
         near(found[1][number], gradients[1][number], 400 * small, "dlses")
-    for x in (*got, *found[0], *found[1]):
-        checksum(x)
 
 
 @pytest.mark.parametrize("dtype", [F16, BFLOAT16, F32], ids=str)
-def test_out_and_out_dtype(dtype: Any, checksum: Callable[[Any], None]) -> None:
+def test_out_and_out_dtype(dtype: Any) -> None:
     import cupy
 
     outs, lses = states(dtype, 3)
@@ -94,18 +92,15 @@ def test_out_and_out_dtype(dtype: Any, checksum: Callable[[Any], None]) -> None:
     bg.merge_states(*there, out=memory[..., 4:44])
     near(memory[..., 4:44], want.astype(dtype), 4 * float(ml_dtypes.finfo(dtype).eps))
     assert (memory[..., :4].get() == 7).all() and (memory[..., 44:].get() == 7).all()
-    checksum(got)
-    checksum(memory)
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_rectangles_of_masks(name: str, checksum: Callable[[Any], None]) -> None:
+def test_rectangles_of_masks(name: str) -> None:
     mask = MASKS[name]()
     there = mask.to_device("cuda")
     for rows, keys in itertools.product(pieces(0, 64, S_Q), pieces(0, 64, 128, S_K)):
         want, got = mask[rows, keys], there[rows, keys]
         assert got.get() == want and got.is_empty == want.is_empty and got.heads == mask.heads
-        checksum(got.to_dense())
     if mask.heads[1] > 1:
         assert there[0, 1:, 0:32, :].get() == mask[0, 1:, 0:32, :]
     assert there[:, :] is there
@@ -113,9 +108,7 @@ def test_rectangles_of_masks(name: str, checksum: Callable[[Any], None]) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", MASKS)
-def test_parts_of_the_keys_make_the_whole_and_have_exact_gradients(
-    name: str, dtype: Any, checksum: Callable[[Any], None]
-) -> None:
+def test_parts_of_the_keys_make_the_whole_and_have_exact_gradients(name: str, dtype: Any) -> None:
     """Attention over rectangles of the mask, merged; then gradients of each part from the merged result."""
     import cupy
 
@@ -144,5 +137,3 @@ def test_parts_of_the_keys_make_the_whole_and_have_exact_gradients(
     joined = (dq, *(cupy.concatenate([share[i].astype(acc) for share in shares], axis=2) for i in (1, 2)))
     for what, x, y in zip(("dq", "dk", "dv"), joined, gradients, strict=True):
         near(x, y.astype(acc), FAR[dtype] * max(1, abs(y).max()), what)
-    for x in (out, lse, *(x for share in shares for x in share)):
-        checksum(x)

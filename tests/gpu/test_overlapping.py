@@ -10,7 +10,7 @@ import pytest
 
 import bsrgemm as bg
 
-from .marks import kernel, on_hopper
+from .marks import on_hopper
 from .product_cases import device, pattern, values
 from .repeats import new_stream
 
@@ -36,10 +36,9 @@ def chained(weights: list[Any], x: Any, y: Any) -> None:
             y += x
 
 
-@kernel("gemm_few")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_chain_of_products_has_the_same_bits(captured: bool, rng: Any, checksum: Any) -> None:
+def test_a_chain_of_products_has_the_same_bits(captured: bool, rng: Any) -> None:
     import cupy
 
     weights = [wide(rng, 512, 512) for _ in range(5)]
@@ -60,14 +59,12 @@ def test_a_chain_of_products_has_the_same_bits(captured: bool, rng: Any, checksu
             results.append((x, y))
     for (x, y), (x_plain, y_plain) in zip(results[2:], results[:2], strict=True):
         assert (x == x_plain).all() and (y == y_plain).all() and bool(cupy.isfinite(x).all())
-        checksum(x)
     for weight in weights:
         ahead = {plan.value.config.read_ahead for plan in weight._matrix_cache.plans.values()}
         assert ahead == ({False, True} if on_hopper() else {False})
 
 
-@kernel("decode", "kv_append", "gemm_few")
-def test_tokens_of_a_step_have_the_same_bits(rng: Any, checksum: Any) -> None:
+def test_tokens_of_a_step_have_the_same_bits(rng: Any) -> None:
     """Append, attend, multiply: each kernel needs what the one in front of it wrote."""
     import cupy
 
@@ -87,10 +84,8 @@ def test_tokens_of_a_step_have_the_same_bits(rng: Any, checksum: Any) -> None:
                 bg.matmul(out_weight, attended.reshape(1, 256).T, out=x[:, :256].T, beta=0.5)
         results.append(x)
     assert (results[0] == results[1]).all() and bool(cupy.isfinite(x).all())
-    checksum(results[1])
 
 
-@kernel("gemm_few")
 def test_a_matrix_that_had_to_be_copied_is_not_read_ahead(rng: Any) -> None:
     import cupy
 

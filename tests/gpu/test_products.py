@@ -13,7 +13,7 @@ import bsrgemm as bg
 from bsrgemm._backend import registry
 from bsrgemm.dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, result_dtype
 
-from .marks import kernel, some_under_memcheck
+from .marks import some_under_memcheck
 from .product_cases import (
     LAYOUTS,
     acc_of,
@@ -33,10 +33,9 @@ pytestmark = pytest.mark.gpu
 SHAPES = [(1, 1), (2, 3), (3, 3), (5, 2), (8, 8), (9, 4), (16, 16), (17, 13), (33, 40)]
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES, ids=str)
 @pytest.mark.parametrize("N", [1, 2, 3, 7, 16, 33, 130])
-def test_product_is_right_for_every_dtype_and_width(dtype, N, rng, checksum) -> None:
+def test_product_is_right_for_every_dtype_and_width(dtype, N, rng) -> None:
     import cupy
 
     for (R, C), index in zip(SHAPES, itertools.cycle([np.int32, np.int64])):
@@ -48,16 +47,13 @@ def test_product_is_right_for_every_dtype_and_width(dtype, N, rng, checksum) -> 
         out = cupy.full(want.shape, 77).astype(dtype)  # poisoned: every element must be written
         got = bg.matmul(device(A), cupy.asarray(B), out=out)
         assert got is out
-        checksum(out)
         assert_close(out.get(), want, size, 2 * A[3][1], acc_of(np.dtype(dtype)))
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", some_under_memcheck([1, 2, 5, 40], [1, 5]))
 @pytest.mark.parametrize("layout_b", LAYOUTS)
 @pytest.mark.parametrize("layout_c", LAYOUTS)
-def test_strides_alpha_beta_and_out_dtype(N, layout_b, layout_c, rng, checksum) -> None:
-    import cupy
+def test_strides_alpha_beta_and_out_dtype(N, layout_b, layout_c, rng) -> None:
 
     for (R, C), (dtype, out_dtype) in zip(
         [(3, 5), (8, 8), (17, 2)], [("float32", "float32"), ("float16", "float32"), ("int8", "int32")], strict=True
@@ -72,16 +68,14 @@ def test_strides_alpha_beta_and_out_dtype(N, layout_b, layout_c, rng, checksum) 
         exact = exact_dtype(out_dtype)
         want = alpha * (dense(A, exact) @ B.astype(exact)) + beta * old.astype(exact)
         size = abs(alpha) * (np.abs(dense(A, exact)) @ np.abs(B.astype(exact))) + abs(beta) * np.abs(old)
-        checksum(cupy.ascontiguousarray(out))
         assert_close(out.get(), want, size, 2 * A[3][1], out_dtype)
         poison = strided(np.full(old.shape, np.nan if out_dtype.kind == "f" else 99, out_dtype), layout_c)
         bg.matmul(device(A), strided(B, layout_b), out=poison, alpha=alpha)  # beta = 0 must not read out
         assert_close(poison.get(), want - beta * old.astype(exact), size, 2 * A[3][1], out_dtype)
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", [1, 20])
-def test_mixed_dtypes_have_the_promoted_result(N, rng, checksum) -> None:
+def test_mixed_dtypes_have_the_promoted_result(N, rng) -> None:
     import cupy
 
     names = ["bool", "int8", "uint16", "int64", "float16", BFLOAT16, "float32", "float64", "complex64"]
@@ -90,7 +84,6 @@ def test_mixed_dtypes_have_the_promoted_result(N, rng, checksum) -> None:
         B = values(rng, (A[3][1], N), b)
         got = device(A) @ cupy.asarray(B)
         assert got.dtype == result_dtype(a, b), (a, b)
-        checksum(got)
         exact = exact_dtype(a, b)
         stored = dense(A, a if a.kind in "biu" else exact).astype(exact)  # integers add up in their own dtype
         want = stored @ B.astype(exact)
@@ -98,7 +91,6 @@ def test_mixed_dtypes_have_the_promoted_result(N, rng, checksum) -> None:
         assert_close(got.get(), want, size, 2 * A[3][1], acc_of(got.dtype))
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("N", [1, 12])
 def test_indices_overwritten_after_construction_touch_no_foreign_memory(N, rng) -> None:
@@ -113,7 +105,6 @@ def test_indices_overwritten_after_construction_touch_no_foreign_memory(N, rng) 
         assert bool(cupy.isfinite(A @ B).all())
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.parametrize("N", [1, 64])
 def test_results_repeat_bit_by_bit(N, rng) -> None:
     import cupy
@@ -123,7 +114,6 @@ def test_results_repeat_bit_by_bit(N, rng) -> None:
     assert differing(lambda: A @ B, A @ B, 1000) == 0
 
 
-@kernel("gemm_simt")
 @pytest.mark.sanitizer
 def test_nan_and_inf_spread_only_through_stored_blocks(rng) -> None:
     import cupy
@@ -138,22 +128,19 @@ def test_nan_and_inf_spread_only_through_stored_blocks(rng) -> None:
     assert bool((cupy.isnan(A @ B).any(axis=1) == touched).all())
 
 
-@kernel("spgemm_simt")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", DEVICE_DTYPES, ids=str)
-def test_sparse_product_is_right_for_every_dtype(dtype, rng, checksum) -> None:
+def test_sparse_product_is_right_for_every_dtype(dtype, rng) -> None:
     for R, K, N in [(1, 1, 1), (2, 3, 4), (7, 5, 3), (16, 16, 16), (13, 1, 20)]:
         A, B = pattern(rng, 6, 5, R, K, dtype), pattern(rng, 5, 7, K, N, dtype, np.int64)
         got = device(A) @ device(B)
         assert got.blocksize == (R, N)
-        checksum(got.data)
         exact = exact_dtype(dtype)
         a, b = dense(A, exact), dense(B, exact)
         size = 0.0 if exact == BOOL else np.abs(a) @ np.abs(b)
         assert_close(got.toarray().get(), a @ b, size, 4 * A[3][1], acc_of(np.dtype(dtype)))
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 def test_more_than_2_to_31_stored_elements(rng) -> None:
     import cupy
 
@@ -172,7 +159,6 @@ def test_more_than_2_to_31_stored_elements(rng) -> None:
         assert not bool(got[:side].any())
 
 
-@kernel("gemm_simt", "spmv", "gemm_sm90")
 def test_a_product_can_be_captured_in_a_graph_and_runs_on_the_current_stream(rng) -> None:
     import cupy
 
@@ -203,7 +189,6 @@ def assert_replays_write_to_out_alone(stream: Any, graph: Any, out: Any, want: A
 
 
 @pytest.mark.parametrize(("side", "dtype", "N"), [(3, "float64", 1), (128, "float16", 64)])
-@kernel("spmv_small", "gemm_sm90")
 def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N, rng) -> None:
     """Arrays made after the capture are not where the pieces of a long row are added up, and outlive its launch."""
     import cupy
@@ -221,7 +206,6 @@ def test_a_graph_keeps_the_memory_in_which_it_adds_pieces_of_rows(side, dtype, N
         assert_replays_write_to_out_alone(stream, graph, out, want, [4 << k for k in range(8, 24)] * 4)
 
 
-@kernel("gemm_sm90", "gemm_sm80")
 @pytest.mark.parametrize("what", ["unaligned", "complex", "fp8"])
 def test_a_graph_keeps_the_copies_that_it_makes_of_operands(what, rng) -> None:
     import cupy
@@ -248,10 +232,9 @@ def test_a_graph_keeps_the_copies_that_it_makes_of_operands(what, rng) -> None:
         assert_replays_write_to_out_alone(stream, graph, out, want, [4 << k for k in range(8, 22)] * 6)
 
 
-@kernel("gemm_simt", "spmv", "spmv_small", "spmm")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("dtype", ["int8", "float32", "float64", "complex128", "bool"])
-def test_product_with_the_transpose_on_the_plain_cores(dtype, rng, checksum) -> None:
+def test_product_with_the_transpose_on_the_plain_cores(dtype, rng) -> None:
     import cupy
 
     dtype = np.dtype(dtype)
@@ -262,14 +245,12 @@ def test_product_with_the_transpose_on_the_plain_cores(dtype, rng, checksum) -> 
         D = dense(A, exact)
         size = 0.0 if dtype == BOOL else np.abs(D.T) @ np.abs(B.astype(exact))
         got = device(A).T @ cupy.asarray(B)
-        checksum(got)
         assert_close(got.get(), D.T @ B.astype(exact), size, 2 * A[3][0], acc_of(dtype))
 
 
-@kernel("gemm_sm90", "gemm_simt", "spmv", "row_matching")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(64, 64), (16, 16), (3, 5)], ids=str)
-def test_batches_are_one_launch(block, rng, checksum) -> None:
+def test_batches_are_one_launch(block, rng) -> None:
     import cupy
 
     dtype = np.dtype(np.float16)
@@ -279,7 +260,6 @@ def test_batches_are_one_launch(block, rng, checksum) -> None:
         dA = device(A)
         got = dA @ cupy.asarray(B)
         assert len(dA._matrix_cache.plans) == 1
-        checksum(got)
         for k in range(3):
             want, size = exact_product(A, B[k])
             assert_close(got[k].get(), want, size, 2 * A[3][1], np.float32)
@@ -288,10 +268,9 @@ def test_batches_are_one_launch(block, rng, checksum) -> None:
         assert_close((dA @ spread)[2].get(), *exact_product(A, B[2]), 2 * A[3][1], np.float32)
 
 
-@kernel("gemm_sm90", "gemm_simt")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("block", [(128, 128), (64, 96), (64, 32), (16, 16)], ids=str)
-def test_scaled_bytes_are_fp8(block, rng, checksum) -> None:
+def test_scaled_bytes_are_fp8(block, rng) -> None:
     from ml_dtypes import float8_e4m3fn
 
     A = pattern(rng, 5, 4, *block, np.uint8)
@@ -305,13 +284,11 @@ def test_scaled_bytes_are_fp8(block, rng, checksum) -> None:
                 device(A), strided(B.view(np.uint8), layout), scale_a=0.5, scale_b=3.0, out_dtype=np.dtype(out_dtype)
             )
             assert got.dtype == out_dtype
-            checksum(got)
             # The tensor cores keep about 13 bits of each product when they add fp8.
             bound = 2**-10 * 1.5 * size + np.finfo(out_dtype).eps * np.abs(1.5 * want) + 1e-6
             assert (np.abs(got.get() - 1.5 * want) <= bound).all()
 
 
-@kernel("gemm_sm90", "gemm_sm80", "gemm_simt")
 def test_tune_keeps_the_fastest_kernel_on_disk(rng, tmp_path, monkeypatch) -> None:
     import cupy
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from bsrgemm._benchmark.solver import amg
+from bench.solvers import amg
 
 from .repeats import bystanders, intact
 
-pytestmark = [pytest.mark.gpu, pytest.mark.kernel("spmv_small")]
+pytestmark = pytest.mark.gpu
 
 #: Nodes along a side
 SIDE = 60

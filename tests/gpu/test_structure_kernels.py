@@ -10,7 +10,7 @@ import pytest
 from bsrgemm._backend import registry
 from bsrgemm.dtypes import BOOL, DEVICE_DTYPES
 
-from .marks import kernel, some_under_memcheck
+from .marks import some_under_memcheck
 from .product_cases import acc_of, assert_close, exact_dtype, values
 
 pytestmark = pytest.mark.gpu
@@ -19,10 +19,9 @@ SANITIZED_DTYPES = [np.dtype(name) for name in ("bool", "int8", "float16", "comp
 
 
 # ------------------------------------------------------------------------------------- segments and rows
-@kernel("segment")
 @pytest.mark.parametrize("dtype", some_under_memcheck(DEVICE_DTYPES, SANITIZED_DTYPES))
 @pytest.mark.parametrize("op", ["add", "maximum", "minimum", "fmax", "fmin"])
-def test_segments_reduce_like_numpy(dtype, op, rng, checksum) -> None:
+def test_segments_reduce_like_numpy(dtype, op, rng) -> None:
     import cupy
 
     for width, lengths in [(1, [1, 2, 1]), (5, [3, 1, 4]), (40, [1, 1]), (3, [100, 33, 1]), (1, [5000])]:
@@ -36,7 +35,6 @@ def test_segments_reduce_like_numpy(dtype, op, rng, checksum) -> None:
             want = host.segment_reduce(op, x, permutation, starts)
             moved = None if permutation is None else cupy.asarray(permutation)
             got = cuda.segment_reduce(op, cupy.asarray(x), moved, cupy.asarray(starts))
-            checksum(got)
             if op != "add" or got.dtype == BOOL or np.dtype(dtype).kind in "iu":
                 np.testing.assert_array_equal(got.get(), want)
             else:
@@ -46,25 +44,22 @@ def test_segments_reduce_like_numpy(dtype, op, rng, checksum) -> None:
                 assert_close(got.get(), exact, size, max(lengths), acc_of(np.dtype(dtype)))
 
 
-@kernel("expand")
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("index", [np.int32, np.int64])
-def test_expand_names_the_row_of_every_entry(index, rng, checksum) -> None:
+def test_expand_names_the_row_of_every_entry(index, rng) -> None:
     import cupy
 
     for counts in ([0, 0, 3], [5], [1] * 700, [0, 9000, 0, 1], list(rng.integers(0, 4, 5000))):
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(index)
         got = registry.cuda().expand(cupy.asarray(indptr), int(indptr[-1]))
-        checksum(got)
         np.testing.assert_array_equal(got.get(), np.repeat(np.arange(len(counts)), counts))
 
 
-@kernel("row_matching")
 @pytest.mark.parametrize("per_group", [2, 4, 8])
 @pytest.mark.parametrize(
     ("rows", "cols"), [(128, 128), pytest.param(37, 5, marks=pytest.mark.sanitizer), (1300, 70), (512, 40)]
 )
-def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng, checksum) -> None:
+def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng) -> None:
     import cupy
 
     from bsrgemm._products import row_matching, work_list
@@ -74,7 +69,6 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
     indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
     pattern_ = work_list.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
     order = row_matching.matched(pattern_, 1, per_group)
-    checksum(order)
     padded = -(-rows // per_group) * per_group
     np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
 
@@ -103,14 +97,13 @@ def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: An
     return got, items
 
 
-@kernel("work_list")
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize(("per_row", "per_group"), [(1, 2), (1, 8), (2, 4), (3, 8)])
 @pytest.mark.parametrize(
     ("rows", "cols", "density"),
     [pytest.param(13, 7, 0.4, marks=pytest.mark.sanitizer), (300, 500, 0.3), (1, 3000, 0.9), (5000, 3, 0.001)],
 )
-def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per_group, index, rng, checksum) -> None:
+def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per_group, index, rng) -> None:
     """Empty rows, duplicates, columns in any order."""
     import cupy
 
@@ -129,12 +122,9 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
         orders = [None, cupy.asarray(rng.permutation(padded).astype(np.int32))]
         orders.append(row_matching.matched(pattern_, per_row, per_group))
         for order in orders:
-            groups, items = assert_same_work_list(pattern_, per_row, per_group, order)
-            checksum(groups.blocks)
-            checksum(items.items)
+            assert_same_work_list(pattern_, per_row, per_group, order)
 
 
-@kernel("work_list", "row_matching")
 @pytest.mark.parametrize("index", [np.int32, np.int64])
 @pytest.mark.parametrize("damage", [-1, 7, 2**31 - 1, pytest.param(-(2**31), marks=pytest.mark.sanitizer)])
 def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, rng) -> None:
@@ -156,7 +146,6 @@ def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, 
             assert int(groups.blocks.min()) >= -1 and int(groups.blocks.max()) < 2000
 
 
-@kernel("work_list")
 def test_a_million_blocks_are_listed_as_by_the_reference(rng) -> None:
     """Many tiles, each of several rounds, and sums over all of them."""
     import cupy

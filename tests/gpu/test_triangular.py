@@ -33,7 +33,7 @@ def triangle(rng: Any, rows: int, R: int, condition: float, lower: bool) -> Any:
 @pytest.mark.parametrize("condition", [10.0, 1e6])
 @pytest.mark.parametrize("R", [3, 4, 8])
 def test_residuals_are_small_whatever_the_condition(
-    R: int, condition: float, columns: tuple[int, ...], lower: bool, rng: Any, checksum: Any
+    R: int, condition: float, columns: tuple[int, ...], lower: bool, rng: Any
 ) -> None:
     import cupy
 
@@ -43,7 +43,6 @@ def test_residuals_are_small_whatever_the_condition(
     x = linalg.spsolve_triangular(A, cupy.asarray(b), lower=lower)
     again = linalg.spsolve_triangular(A, cupy.asarray(b), lower=lower)
     cupy.testing.assert_array_equal(x, again)
-    checksum(x)
     found = x.get()
     scale = abs(dense).sum(axis=1).max() * abs(found).max() + abs(b).max()
     assert abs(dense @ found - b).max() <= 6e-16 * scale
@@ -57,22 +56,18 @@ def test_residuals_are_small_whatever_the_condition(
     ],
     ids=["wider right-hand side", "overflow"],
 )
-def test_a_triangle_is_divided_after_the_subtraction_where_that_matters(
-    dense: Any, b: Any, wanted: Any, checksum: Any
-) -> None:
+def test_a_triangle_is_divided_after_the_subtraction_where_that_matters(dense: Any, b: Any, wanted: Any) -> None:
     import cupy
 
     A = bg.bsr_array(dense, blocksize=(1, 1)).to_device("cuda")
     x = linalg.spsolve_triangular(A, cupy.array(b))
-    checksum(x)
     np.testing.assert_allclose(x.get(), wanted, rtol=1e-6)
     upper = bg.bsr_array(dense[::-1, ::-1].copy(), blocksize=(1, 1)).to_device("cuda")
     x = linalg.spsolve_triangular(upper, cupy.array(b[::-1]), lower=False)
-    checksum(x)
     np.testing.assert_allclose(x.get(), wanted[::-1], rtol=1e-6)
 
 
-def test_complex_numbers_and_a_transposed_triangle(rng: Any, checksum: Any) -> None:
+def test_complex_numbers_and_a_transposed_triangle(rng: Any) -> None:
     import cupy
 
     dense = triangle(rng, 20, 4, 1e6, True) + 1j * np.diag(rng.standard_normal(76) / 200, -4)
@@ -80,7 +75,6 @@ def test_complex_numbers_and_a_transposed_triangle(rng: Any, checksum: Any) -> N
     for matrix, lower in ((A, True), (A.T, False)):
         b = matrix.toarray().get() @ rng.standard_normal(80)
         x = linalg.spsolve_triangular(matrix, cupy.asarray(b), lower=lower)
-        checksum(x)
         wide = matrix.toarray().get()
         scale = abs(wide).sum(axis=1).max() * abs(x.get()).max() + abs(b).max()
         assert abs(wide @ x.get() - b).max() <= 6e-16 * scale

@@ -9,16 +9,14 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
-from bsrgemm._attention import mask_tiles, turn_order
-from bsrgemm._attention.backward_config import TurnOrder
+from bsrgemm._attention import mask_tiles
+from bsrgemm._attention.backward_sm90 import TurnOrder
 
 from ..attention.turn_orders import turns_of
-from .marks import kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
-@kernel("turn_order")
 @pytest.mark.parametrize(
     "case",
     [
@@ -35,7 +33,7 @@ def test_the_order_is_that_of_the_reference(case: tuple[int, ...], heads: tuple[
     mask = mask.to_device("cuda")
     found = mask_tiles.by_keys(mask._backend, mask, 64, 128)
     tiles, rows = -(-S_k // 128), -(-S_q // 64)
-    got = turn_order.in_turn(found, TurnOrder("f16"), tiles, rows, walkers)
+    got = TurnOrder().in_turn(found, tiles, rows, walkers)
     first, columns = found.first.get(), found.columns.get()
     order = turns_of(first, columns[: first[-1]], tiles, rows, walkers)
     assert (got.columns.get()[: first[-1]] == columns[order]).all()
@@ -43,10 +41,9 @@ def test_the_order_is_that_of_the_reference(case: tuple[int, ...], heads: tuple[
         assert (got.parts.get()[: first[-1]] == found.parts.get()[order]).all()
 
 
-@kernel("turn_order", "attention_backward_sm90")
 @pytest.mark.parametrize("block", [64, 128])
 @pytest.mark.parametrize("D", [64, 128])
-def test_gradients_are_those_of_another_order_and_repeat(D: int, block: int, rng: Any, checksum: Any) -> None:
+def test_gradients_are_those_of_another_order_and_repeat(D: int, block: int, rng: Any) -> None:
     """So many tiles of keys that CTAs wait for each other, in an order that is not that of the queries."""
     import cupy
 
@@ -63,4 +60,3 @@ def test_gradients_are_those_of_another_order_and_repeat(D: int, block: int, rng
             assert (x.view(np.uint16) == y.view(np.uint16)).all()
     for x, y in zip(got, fast, strict=True):
         assert float(cupy.abs(x - y).max()) <= 3e-3 * float(cupy.abs(y).max())
-        checksum(x)

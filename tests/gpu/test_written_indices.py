@@ -126,7 +126,7 @@ def same(results: dict[str, tuple[Any, Any]], when: str) -> None:
 
 @pytest.mark.parametrize(("block", "dtype"), BLOCKS, ids=str)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_every_product_sees_what_was_written(write, block, dtype, rng, operations, checksum) -> None:
+def test_every_product_sees_what_was_written(write, block, dtype, rng, operations) -> None:
     A, twin = matrices(block, dtype, rng)
     again: dict[str, Any] = {}
     for _ in range(2):  # the second time everything is prepared
@@ -136,7 +136,6 @@ def test_every_product_sees_what_was_written(write, block, dtype, rng, operation
     for _ in range(2):
         results = operations(A, twin, again)
         same(results, "after the write")
-    checksum(results["A @ X"][0])
     np.testing.assert_array_equal(A.toarray().get().astype(F64), twin.toarray())
 
 

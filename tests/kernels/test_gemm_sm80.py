@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products import dense, gemm_sm80, prepared
@@ -22,11 +24,6 @@ TYPES = (
     *((F16, F16, None), (F16, F32, None), (BF16, BF16, None), (F32, F32, None), (F32, F32, "tf32")),
     *((F64, F64, None), (I8, I32, None)),
 )
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products import dense, gemm_sm90, prepared, work_list
@@ -24,11 +26,6 @@ BLOCKS = (
     *((64, 64), (128, 128), (128, 64), (64, 16), (192, 48), (256, 80), (64, 112), (128, 256)),
     *((16, 16), (32, 32), (16, 64), (32, 16), (48, 80), (96, 96), (80, 48), (32, 192)),
 )
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(11)
 
 
 @pytest.fixture(autouse=True)
@@ -412,7 +409,7 @@ def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
     device: Device, rng: np.random.Generator, every_copy_pays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensor cores cut what they add up. Numbers that round to infinity with 11 bits stay finite."""
-    monkeypatch.setattr(copies, "_PANEL_BYTES", 2_000_000)
+    monkeypatch.setattr(prepared, "_PANEL_BYTES", 2_000_000)
     A = matrix(rng, Case(F32, (32, 32), 96, rows=3, cols=60), unique=True)
     A.data[...] = np.abs(rng.standard_normal(A.data.shape))
     B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)

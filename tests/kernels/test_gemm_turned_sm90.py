@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
@@ -21,11 +23,6 @@ from .products import BF16, F16, Case, cases, check, in_pieces, matrix, numbers
 KERNEL = "GemmTurnedSm90"
 Small = partial(Case, beta=0, rows=3, cols=3)
 BLOCKS = ((96, 96), (160, 160), (80, 80), (80, 16), (48, 48), (96, 32), (240, 112), (288, 64), (48, 80))
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(12)
 
 
 @pytest.fixture(autouse=True)

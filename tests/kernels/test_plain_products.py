@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 import bsrgemm as bg
 from bsrgemm._kernels import element_types
 from bsrgemm._kernels.forced_kernel import force_kernel
@@ -33,11 +35,6 @@ PLAIN = [
     *((SIMT := "GemmSimt", block, 7) for block in ((17, 13), (24, 32), (3, 2))),
 ]
 STAGED = [(1, 1), (2, 3), (3, 3), (4, 4), (5, 4), (6, 6), (7, 5), (9, 11), (8, 2), (15, 16), (17, 5), (40, 12)]
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
 
 
 def staged(block: tuple[int, int], dtype: np.dtype[Any]) -> str:

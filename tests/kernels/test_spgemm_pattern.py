@@ -8,20 +8,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+pytest.importorskip("cupy")
+
 from bsrgemm._backend.base import Blocks
-from bsrgemm._kernels import device as properties
 from bsrgemm._kernels import workspace
+from bsrgemm._kernels.card import Card
 from bsrgemm._products import spgemm_pattern
 from bsrgemm._products.engine import ProductEngine
 from bsrgemm._products.host import ENGINE
 
 from ..devices import Device
 from .products import few_ctas
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(5)
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +142,7 @@ def test_rows_with_more_columns_than_a_table_are_left_to_the_sort(
 ) -> None:
     a, b = pattern(rng, 3, 30, 20), pattern(rng, 30, 500, 20)
     assert_met(device, a, b, 500)
-    monkeypatch.setattr(properties, "shared_bytes_per_block", lambda: 1024)
+    monkeypatch.setattr(spgemm_pattern, "card", lambda: Card(device.arch, 1, shared_bytes=1024))
     monkeypatch.setattr(spgemm_pattern, "_MOST_COLUMNS", 499)
     assert listed(device, a, b, 500) is None
 

@@ -7,17 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._attention import turn_order
-from bsrgemm._attention.backward_config import TurnOrder
+pytest.importorskip("cupy")
+
+from bsrgemm._attention.backward_sm90 import TurnOrder
 from bsrgemm._attention.mask_tiles import Tiles
 
 from ..attention.turn_orders import turns_of
 from ..devices import Device
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(23)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +50,7 @@ def test_the_order_is_that_of_the_reference(
     rng: np.random.Generator,
 ) -> None:  # fmt: skip
     found = lists(device, rng, patterns * tiles, rows, density, parts)
-    got = turn_order.in_turn(found.tiles, TurnOrder("f16"), tiles, rows, walkers)
+    got = TurnOrder().in_turn(found.tiles, tiles, rows, walkers)
     order = turns_of(found.first, found.columns, tiles, rows, walkers)
     np.testing.assert_array_equal(device.asnumpy(got.columns), found.columns[order])
     if found.parts is None:
@@ -67,7 +63,7 @@ def test_more_walkers_than_there_is_room_for_are_as_many_as_there_is_room_for(
     device: Device, rng: np.random.Generator
 ) -> None:
     found = lists(device, rng, 600, 20, 0.3).tiles
-    got, want = (turn_order.in_turn(found, TurnOrder("bf16"), 600, 20, n) for n in (5000, TurnOrder.walkers))
+    got, want = (TurnOrder().in_turn(found, 600, 20, n) for n in (5000, TurnOrder.most_walkers))
     np.testing.assert_array_equal(device.asnumpy(got.columns), device.asnumpy(want.columns))
 
 
@@ -81,7 +77,7 @@ def test_lists_that_a_user_has_spoiled_stay_inside(
     """No foreign memory is touched."""
     found = lists(device, rng, 12, 30, 0.5)
     getattr(found.tiles, spoiled)[3:8] = value
-    got = turn_order.in_turn(found.tiles, TurnOrder("f16"), 6, 30, 4)
+    got = TurnOrder().in_turn(found.tiles, 6, 30, 4)
     assert len(got.columns) == len(found.columns)
     device.synchronize()
 
@@ -94,6 +90,6 @@ def test_a_tile_with_more_entries_than_there_is_room_for_keeps_the_others(
     found = lists(device, rng, 1, rows, 1)
     found.first, found.columns = np.array([0, count], np.int32), rng.integers(0, rows, count).astype(np.int32)
     found.parts = np.arange(count, dtype=np.int32)
-    got = turn_order.in_turn(found.on(device), TurnOrder("f16"), 1, rows, 1)
+    got = TurnOrder().in_turn(found.on(device), 1, rows, 1)
     np.testing.assert_array_equal(device.asnumpy(got.columns)[TurnOrder.most :], found.columns[TurnOrder.most :])
     assert sorted(device.asnumpy(got.parts).tolist()) == list(range(count))

@@ -25,7 +25,7 @@ def connections(rng: np.random.Generator, n: int, density: float, symmetric: boo
 
 def plate(n: int) -> tuple[Any, Any]:
     """Plane elasticity of n x n nodes in a frame that is held, 2 x 2 blocks, and the positions of its nodes."""
-    from bsrgemm._benchmark.solver.problems import plate as made
+    from bench.solvers.problems import plate as made
 
     problem = made(2 * n * n)
     y, x = np.mgrid[:n, :n].reshape(2, -1)

@@ -13,9 +13,9 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spla
 
 import bsrgemm as bg
+from bench.solvers.problems import cube
 from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
-from bsrgemm._benchmark.solver.problems import cube
 from bsrgemm.linalg import direct
 
 from .problems import hermitian, lopsided, numbers

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bsrgemm._benchmark.solver import problems, systems
+from bench.solvers import problems
 
 
 def as_matrix(blocks: Any) -> Any:
@@ -52,14 +51,3 @@ def test_the_plate_has_the_element_of_pyamg() -> None:
     order = [0, 1, 3, 2]  # along x first, where cell_blocks goes along its last axis first
     found = problems.cell_blocks(1.0, dims=2)[:, :, ::-1, ::-1]
     np.testing.assert_allclose(found, K[np.ix_(order, order)], atol=1e-15)
-
-
-def test_problems_are_made_and_solved_without_other_packages(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("pyamg", "skfem"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(systems, "ROUNDS", 1)
-    systems.main(["--unknowns", "1500", "--device", "cpu"])
-    said = capsys.readouterr().out
-    assert said.count("float32 in M") == 2 and said.count("pyamg is not installed") == 1

@@ -134,7 +134,7 @@ def test_modes_that_depend_on_others_get_no_column() -> None:
 
 
 def test_rigid_bodies_have_no_energy() -> None:
-    from bsrgemm._benchmark.solver.problems import cell_blocks
+    from bench.solvers.problems import cell_blocks
 
     corners = np.mgrid[:2, :2, :2].reshape(3, -1).T.astype(float)
     stiffness = cell_blocks(1.0).transpose(0, 2, 1, 3).reshape(24, 24)

@@ -11,7 +11,7 @@ import bsrgemm as bg
 from bsrgemm._backend.base import Blocks
 from bsrgemm.dtypes import BFLOAT16
 
-PLACES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.kernel("pairs")])]
+PLACES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]
 
 
 def matrix(rng: np.random.Generator, rows: int, cols: int, block: tuple[int, int], dtype: Any, device: str) -> Any:

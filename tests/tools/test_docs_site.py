@@ -20,6 +20,8 @@ import pytest
 
 import bsrgemm as bg
 import bsrgemm.interop.mpi
+from bench import studies
+from bench.__main__ import main as measure
 from bsrgemm.__main__ import main
 
 from .test_readme import ROOT
@@ -134,25 +136,42 @@ def test_every_kernel_has_its_line_in_the_index_of_kernels_and_the_line_a_page()
     )
     assert sorted(name for name, _, _ in lines) == sorted(path.stem for path in (ROOT / "cuda").glob("*.cu"))
     assert all(name == source for name, source, _ in lines)
-    assert {page for _, _, page in lines} == {path.stem for path in folder.glob("*.md")} - {"README"}
+    assert {page for _, _, page in lines} == {path.stem for path in folder.glob("*.md")} - {"README", "counts"}
+
+
+def command_lines() -> list[tuple[str, str, str]]:
+    """The command lines on all pages: page, "bsrgemm" or "bench", and the words after ``python -m`` and that name."""
+    pages = [
+        *DOCS.rglob("*.md"),
+        *REFERENCE.glob("*.rst"),
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING")),
+    ]
+    found = re.compile(r"python -m (bsrgemm|bench) ([\w-]+[^`\n#&|]*)")
+    return [
+        (page.name, name, line.strip())
+        for page in pages
+        for name, line in found.findall(page.read_text(encoding="utf-8"))
+    ]
 
 
 @cache
-def options(command: str) -> set[str]:
-    """What ``python -m bsrgemm COMMAND`` takes."""
+def help_of(name: str, command: str) -> str:
+    run = {"bsrgemm": main, "bench": measure}[name]
     with pytest.raises(SystemExit) as stop, contextlib.redirect_stdout(io.StringIO()) as said:
-        main([command, "--help"])
+        run(["--help"] if command[0] == "-" else [command, "--help"])
     assert stop.value.code == 0
-    return set(re.findall(r"(?<![\w-])--?[\w-]+", said.getvalue()))
+    return said.getvalue()
 
 
 def test_the_command_lines_on_the_pages_use_options_that_exist() -> None:
-    pages = [*DOCS.rglob("*.md"), *REFERENCE.glob("*.rst"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    lines = re.findall(r"python -m bsrgemm (\w+)([^`\n#&|]*)", text)
-    assert lines
-    for command, rest in lines:
-        assert {word for word in rest.split() if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options(command), command
+    lines = command_lines()
+    assert len(lines) > 30
+    for page, name, line in lines:
+        command, *words = line.partition(" -- ")[0].split()  # what follows are options of another program
+        known = set(re.findall(r"(?<![\w-])--?[\w-]+", help_of(name, command)))
+        assert {word for word in [command, *words] if re.fullmatch(r"--?[a-z][\w-]*", word)} <= known, (page, line)
+        if name == "bench" and command not in ("compare", "publish", "profile") and command[0] != "-":
+            assert command in studies.ALL or command == "STUDY", (page, line)
 
 
 # ------------------------------------------------------------------------------------------- links

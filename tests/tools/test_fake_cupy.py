@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._products import launch
+from bsrgemm._products import cuda as products_cuda
 
 from ..emulator import emulator
 from ..emulator.forked import forked
@@ -44,11 +44,11 @@ def product(cupy: Any) -> tuple[Any, Any, Any]:
 def test_the_library_finds_it_everywhere_and_has_cupy_back_afterwards(card: Card) -> None:
     real = sys.modules["cupy"]
     with installed(card) as cupy:
-        assert sys.modules["cupy"] is launch.cupy is cupy is not real
+        assert sys.modules["cupy"] is products_cuda.cupy is cupy is not real
         A, x, _ = product(cupy)
         assert (A.data.device.id, (A @ x).device.id) == (card.number, card.number)
         assert bg.get_array_module(A) is cupy
-    assert sys.modules["cupy"] is launch.cupy is real
+    assert sys.modules["cupy"] is products_cuda.cupy is real
 
 
 def test_cards_remember_nothing_of_each_other() -> None:

@@ -81,6 +81,7 @@ def test_the_wheel_carries_the_package_the_cuda_sources_and_nothing_else(wheel: 
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "bsrgemm").rglob("*.py")}
     assert names == modules | {f"bsrgemm/cuda/{name}" for name in CUDA_FILES} | {"bsrgemm/py.typed"}
+    assert not [name for name in names if "bench" in name]
 
 
 def test_the_wheel_is_pure_python_with_its_licence_and_its_extras(wheel: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,6 +59,14 @@ def test_the_table_of_extras_is_that_of_the_project() -> None:
     assert sorted(name for cell in first for name in re.findall(r"`(\w+)`", cell)) == sorted(_extras())
 
 
+def test_the_main_command_of_the_readme_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    from bench.__main__ import parser
+
+    program, *command = shlex.split(_command("bench --quick").split(" && ")[-1])
+    assert program == ".venv/bin/python" and command == ["-m", "bench", "--quick"]
+    assert parser().parse_args(command[2:]).quick
+
+
 def test_the_example_of_the_readme_runs_and_is_right() -> None:
     (example,) = _blocks("python")
     names: dict[str, Any] = {}
@@ -70,3 +80,13 @@ def test_the_example_of_the_readme_runs_and_is_right() -> None:
     assert S.format == "csr"
     np.testing.assert_allclose(S.toarray(), dense[:16])
     np.testing.assert_allclose(names["O"], 1)  # every value is
+
+
+@pytest.mark.parametrize("name", re.findall(r"python -m bsrgemm (\w+)", README))
+def test_the_readme_names_commands_that_exist(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from bsrgemm.__main__ import main
+
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert name in capsys.readouterr().out

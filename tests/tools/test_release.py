@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import bsrgemm
+from bsrgemm._kernels import jit
 
 from .test_package import CUDA_FILES, ROOT, _run
 
@@ -149,3 +150,8 @@ def test_the_wheel_made_from_the_source_distribution_is_the_same(sdist: Path, wh
     with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(again) as second:
         assert sorted(first.namelist()) == sorted(second.namelist())
         assert [name for name in first.namelist() if first.read(name) != second.read(name)] == []
+
+
+def test_the_oldest_nvrtc_that_messages_name_is_the_first_that_is_tried() -> None:
+    oldest = ".".join(map(str, jit.OLDEST_NVRTC))
+    assert f'NVRTC = ("{oldest}", ' in (ROOT / "noxfile.py").read_text(encoding="utf-8")

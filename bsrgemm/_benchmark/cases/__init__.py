@@ -1,1 +1,0 @@
-"""The problems that `python -m bsrgemm bench` and `profile` know."""

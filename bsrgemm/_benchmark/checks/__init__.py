@@ -1,1 +1,0 @@
-"""How far a result is from float64, computed without bsrgemm."""

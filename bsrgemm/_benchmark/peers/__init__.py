@@ -1,1 +1,0 @@
-"""The same products and attentions by other libraries."""

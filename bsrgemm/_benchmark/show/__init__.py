@@ -1,1 +1,0 @@
-"""Measured rows as text, tables, pictures and pages."""

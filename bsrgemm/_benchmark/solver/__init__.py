@@ -1,1 +1,0 @@
-"""Linear elasticity solved by conjugate gradients with a multigrid cycle."""
