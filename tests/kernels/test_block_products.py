@@ -231,3 +231,27 @@ def test_large_products_repeat_bit_by_bit(shape: Any, arch: str, device: Device,
     want = A.dense @ B.dense
     np.testing.assert_array_equal(device.asnumpy(first.toarray()), want.astype(F16))
     assert differing(lambda: (on_a @ on_b).data, first.data, 50) == 0
+
+
+#: Numbers whose rounding to tf32 overflows, or nearly so.
+LARGE = (3.4020e38, float(np.finfo(F32).max), -float(np.finfo(F32).max))
+
+
+@pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
+@pytest.mark.parametrize("fill", [np.inf, -np.inf, np.nan, *LARGE, 2.0**-149])
+def test_float32_of_any_size_is_what_float32_arithmetic_gives(
+    fill: float, arch: str, device: Device, rng: np.random.Generator
+) -> None:
+    a, b = np.diag(np.full(32, 0.5, F32)), rng.standard_normal((32, 32)).astype(F32)
+    a[3] = rng.integers(1, 3, 32)  # every number meets all that are not finite
+    b[3, 5] = b[7] = fill
+    one = np.zeros(1, np.int64)
+    pairs = paired(device, a[None], one, b[None], one, one)[0]
+    P = bg.bsr_array((device.asarray(np.ones((1, 32, 32), F32)), *map(device.asarray, (one, np.array([0, 1])))))
+    samples = device.asnumpy(bg.sddmm(device.asarray(a), device.asarray(b), P).data)[0]
+    with np.errstate(all="ignore"):
+        want = sum(np.where(a[:, [k]] == 0, 0, a[:, [k]].astype(F64) * b[k]) for k in range(32)).astype(F32)
+        meets = (a[:, :, None] == 0) & ~np.isfinite(b)
+        want[meets.any(axis=1)] = np.nan  # 0 times infinity
+    for got in (pairs, samples):
+        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)

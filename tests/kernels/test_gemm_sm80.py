@@ -19,6 +19,7 @@ from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Case, cases, chec
 
 KERNEL = "GemmSm80"
 SMALL = Case(F16, (32, 32), 72, F32, rows=4, cols=4)
+MOST = float(np.finfo(F32).max)
 #: Every type of product: dtypes of operands and of the result, and the precision.
 TYPES = (
     *((F16, F16, None), (F16, F32, None), (BF16, BF16, None), (F32, F32, None), (F32, F32, "tf32")),
@@ -110,7 +111,7 @@ def test_float32_keeps_24_bits_beside_infinity_nan_and_huge_numbers(
             return device.asnumpy(bg.matmul(M, device.lying(right, order)))
 
     np.testing.assert_array_equal(product(B), exact.astype(F32))
-    for bad in (-np.inf, np.nan, 3e38):
+    for bad in (-np.inf, np.nan, 3e38, 3.4020e38, MOST, -MOST):
         spoiled = B.copy()
         spoiled[[3, K + 5, 2 * K + 7], [2, 33, 71]] = bad
         want = np.zeros(exact.shape)
@@ -264,3 +265,44 @@ def test_float32_is_as_accurate_as_cublas(device: Device, rng: np.random.Generat
     with force_kernel(KERNEL):
         ours = float((cupy.abs(A @ B - exact) / size).max())
     assert 0 < ours <= 2 * float((cupy.abs(D @ B - exact) / size).max())
+
+
+# ------------------------------------------------------------------------------------------------ numbers of any size
+
+
+def product_of(device: Device, A: Any, B: Any, **how: Any) -> np.ndarray[Any, Any]:
+    """A block of 32 x 32 by 32 rows in float32."""
+    with force_kernel(KERNEL):
+        found = bg.matmul(bg.bsr_array(device.asarray(A), blocksize=(32, 32)), device.asarray(B), **how)
+    return device.asnumpy(found)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [(2 - 2.0**-14, 2.0**127), (2.0**64 * (1 - 2.0**-24), 2.0**64 * (1 - 2.0**-23)), (1, MOST)],
+)
+def test_float32_products_just_below_overflow_are_finite(left: float, right: float, device: Device) -> None:
+    """Their factors may round up in tf32."""
+    got = product_of(device, np.diag(np.full(32, left, F32)), np.full((32, 72), right, F32))
+    want = F32.type(left) * F32.type(right)
+    assert np.isfinite(want)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("small", [2.0**-149, 2.0**-140, 2.0**-126, 2.0**-115])
+def test_float32_numbers_that_have_no_remainder_in_tf32_are_whole(
+    small: float, device: Device, rng: np.random.Generator
+) -> None:
+    A, B = rng.integers(-(2**5), 2**5, (32, 32)), rng.integers(-(2**13), 2**13, (32, 72))
+    want = ((A @ B) * small).astype(F32)
+    np.testing.assert_array_equal(product_of(device, A.astype(F32), (B * small).astype(F32)), want)
+    spoiled = (B * small).astype(F32)
+    spoiled[3, 5] = np.inf  # beside it are sums that do not meet it
+    others = [n for n in range(72) if n != 5]
+    np.testing.assert_array_equal(product_of(device, A.astype(F32), spoiled)[:, others], want[:, others])
+
+
+@pytest.mark.parametrize("fill", [MOST, -MOST, 3.4017e38])
+def test_the_largest_numbers_stay_finite_in_tf32(fill: float, device: Device) -> None:
+    got = product_of(device, np.diag(np.full(32, 0.5, F32)), np.full((32, 72), fill, F32), precision="tf32")
+    np.testing.assert_allclose(got, fill / 2, rtol=0.73 * 2**-10)

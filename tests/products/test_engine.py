@@ -169,6 +169,46 @@ def test_lists_and_pairs_are_numbered_with_31_bits() -> None:
     assert lists._KEY_BITS == 63  # a sort key is a signed integer of 64 bits
 
 
+# ------------------------------------------------------------------------------------------------ shared index arrays
+def sampling(device: Device) -> tuple[Any, Any, Any]:
+    P = bg.bsr_array(device.asarray(np.kron(np.eye(2), np.ones((16, 16))).astype("e")), blocksize=(16, 16))
+    return device.asarray(np.ones((32, 8), "e")), device.asarray(np.ones((8, 32), "e")), P
+
+
+def test_results_for_a_pattern_share_index_arrays_until_one_is_written_to(device: Device) -> None:
+    X, Y, P = sampling(device)
+    first, second = bg.sddmm(X, Y, P), bg.sddmm(X, Y, P)
+    assert first.indices is second.indices and first.indptr is second.indptr
+    assert first.indices is not P.indices
+    before = device.asnumpy(P.indices)
+    second.indices[0] = 1
+    third = bg.sddmm(X, Y, P)
+    assert third.indices is not first.indices
+    assert bg.sddmm(X, Y, P).indices is third.indices
+    for kept in (third, P):
+        np.testing.assert_array_equal(device.asnumpy(kept.indices), before)
+
+
+def test_an_earlier_result_is_an_out_until_it_is_written_to(device: Device) -> None:
+    X, Y, P = sampling(device)
+    out = bg.sddmm(X, Y, P)
+    assert bg.sddmm(2 * X, Y, P, out=out) is out and bool((out.data == 16).all())
+    out.indices[0] = 1
+    with pytest.raises(ValueError, match="out: wanted the blocks of the pattern, got other indices"):
+        bg.sddmm(X, Y, P, out=out)
+
+
+def test_each_product_of_bytes_in_a_wider_dtype_looks_for_duplicates(device: Device) -> None:
+    """They may have been written since: int8 wraps, and their sum in int32 is another."""
+    given = np.full((2, 16, 16), 100, "b"), np.array([0, 1], "i4"), np.array([0, 2], "i4")
+    A = bg.bsr_array(tuple(map(device.asarray, given)), shape=(16, 32))
+    B, out = device.asarray(np.ones((32, 16), "b")), device.asarray(np.zeros((16, 16), "i4"))
+    for column in (1, 1, 0, 1):
+        A.indices[1] = column
+        want = 3200 if column else 16 * int(np.int8(200 - 256))
+        assert bool((bg.matmul(A, B, out=out) == want).all()), column
+
+
 # ------------------------------------------------------------------------------------------------ on the host
 def test_booleans_are_added_to_a_result_by_or() -> None:
     A = bg.bsr_array(np.array([[True, False], [False, False]]), blocksize=(1, 1))

@@ -12,7 +12,7 @@ from bsrgemm._kernels.element_types import types
 from bsrgemm._products.call import Problem
 from bsrgemm._products.choice import by_rule
 from bsrgemm._products.gemm_sm90 import GemmSm90
-from bsrgemm._products.prepared import ByColumns, column_panel, compiled_for
+from bsrgemm._products.prepared import ByColumns, RealViews, column_panel, compiled_for
 
 F32 = np.dtype(np.float32)
 HALF = types(*[np.dtype(np.float16)] * 3, F32, np.dtype(np.int32))
@@ -78,3 +78,31 @@ def test_b_in_two_parts_is_multiplied_by_gemm_sm90_whatever_its_size() -> None:
     for columns in (2, 16, 17, 64, 8192):
         config = by_rule(replace(USUAL, R=16, K=16, N=columns, tf32=False, parts=2, b_order="F"))
         assert isinstance(config, GemmSm90) and config.parts == 2 and config.b_transposed
+
+
+# ------------------------------------------------------------------------------------------------ complex products
+C64 = np.dtype(np.complex64)
+COMPLEX = replace(USUAL, arch="sm_80", types=types(C64, C64, C64, C64, np.dtype(np.int32)), R=16, K=8, N=64, blocks=9)
+
+
+@pytest.mark.parametrize(
+    ("change", "served"),
+    [
+        ({}, True),
+        ({"arch": "sm_75"}, False),
+        ({"N": 63}, False),
+        ({"R": 24}, False),
+        ({"K": 12}, False),
+        ({"transposed": True}, True),
+        ({"batches": 2}, False),
+        ({"types": types(C64, F32, C64, C64, np.dtype(np.int32))}, False),
+        ({"types": types(C64, C64, np.dtype("D"), np.dtype("D"), np.dtype(np.int32))}, False),
+        ({"types": USUAL.types}, False),
+        ({"blocks": 2**30 // 128 - 1}, True),  # twice as many numbers are counted with 31 bits
+        ({"blocks": 2**30 // 128}, False),
+        ({"blocks": 0}, False),
+    ],
+    ids=str,
+)
+def test_which_complex_products_are_served_by_real_ones(change: dict[str, Any], served: bool) -> None:
+    assert RealViews.serves(replace(COMPLEX, **change)) == served

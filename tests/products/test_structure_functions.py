@@ -500,7 +500,7 @@ def test_the_host_moves_every_dtype(dtype: Any) -> None:
 )
 def test_segments_are_reduced_by_warps_or_threads(dtype: str, op: str, average: int, width: int, want: Any) -> None:
     found = array_kernels.segment(np.dtype(dtype), op, average, width)
-    assert (found.element, found.acc, found.operation, found.lanes, found.columns) == want
+    assert (found.element_a, found.accumulator, found.operation, found.lanes, found.columns) == want
 
 
 # ------------------------------------------------------------------------------------------------ where arrays are
