@@ -234,6 +234,24 @@ def laid(device: Device, x: Any, how: str) -> tuple[Any, Any]:
     return view, whole
 
 
+def by_columns(v: Any, ends: Any = None) -> Any:
+    """Values of fp8 (batch, heads, keys, columns) as attention_sm90 wants them: 16 places of a sequence are its keys, or 0."""
+    B, H, S, D = v.shape
+    ends = [0, S] if ends is None else ends
+    held = np.clip(ends, 0, S)
+    begins = [-(-x // 16) + s for s, x in enumerate(held)]
+    room = -(-S // 16) + (len(ends) - 1 if len(ends) > 2 else 0)
+    out = np.zeros((B, H, D, 16 * room), np.uint8)
+    for group in range(room):
+        sequence = max(s for s in range(len(ends) - 1) if s == 0 or begins[s] <= group)
+        first = held[sequence] + 16 * (group - begins[sequence])
+        for at in range(16):
+            key = first + 2 * (at // 4) + at % 4 + (6 if at % 4 > 1 else 0)
+            if 0 <= key < held[sequence + 1]:
+                out[..., 16 * group + at] = v[:, :, key]
+    return out
+
+
 # ------------------------------------------------------------------------------------------------- the definition
 def seen_keys(
     S_q: int, S_k: int, causal: bool = False, window: Any = None, align: str = "bottom-right", mask: Any = None
