@@ -1,4 +1,4 @@
-"""All that is promised of attention_sm90 and attention_values: attention on Hopper's tensor cores, in 16 bits and fp8."""
+"""All that is promised of attention_sm90 and attention_values: Hopper's tensor cores, in 16 bits and fp8."""
 
 from __future__ import annotations
 
@@ -469,9 +469,7 @@ def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(
 
 
 @pytest.mark.parametrize("climbs", [0, 1, -1])
-def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(
-    climbs: int, device: Device, rng: np.random.Generator
-) -> None:
+def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(climbs: int, device: Device, rng: np.random.Generator) -> None:
     """Those of more than 2048 keys, also where keys that are met later weigh more and what was kept fades."""
     case = Case((64, 2500), dtype=E4M3, heads=(1, 1))
     q, k, v = operands(rng, replace(case, dtype=F16))

@@ -78,7 +78,9 @@ def plain_forward(device: Emulated) -> None:
 def decode(device: Emulated) -> None:
     if device.arch == "sm_75":
         return
-    for dtype, (D, D_v), heads in itertools.product((F16, BF16), ((64, 64), (128, 128), (192, 128), (256, 80)), (2, 40)):
+    for dtype, (D, D_v), heads in itertools.product(
+        (F16, BF16), ((64, 64), (128, 128), (192, 128), (256, 80)), (2, 40)
+    ):
         cache = bg.KVCache(2, 2, 256, D, value_dim=D_v, dtype=dtype, device="cuda")
         cache.append(ones(device, (2, 2, 70, D), dtype), ones(device, (2, 2, 70, D_v), dtype))
         bg.attention_decode(ones(device, (2, heads, 1, D), dtype), cache)
