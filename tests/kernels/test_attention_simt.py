@@ -189,6 +189,7 @@ def test_sizes_of_zero(zero: str, dtype: Any, device: Device) -> None:
     assert bool(kernels) == (zero == "D")
 
 
+@pytest.mark.before
 @pytest.mark.sanitizer
 @bad_numbers
 def test_masks_and_bounds_that_were_spoiled_touch_nothing_outside(
