@@ -508,10 +508,10 @@ def sampled(
     if max(*X.shape, *Y.shape) >= _MOST or not BlockProductsSm80.serves(problem):
         return None
     if order_of(X) != "C":
-        X = cupy.ascontiguousarray(X)
+        X = X.copy(order="C")  # also where only the address is in the way
     order = order_of(Y)
     if not order or (BlockProductsSm90.serves(problem) and not BlockProductsSm90.serves(replace(problem, order=order))):
-        Y, order = cupy.asfortranarray(Y), "F"
+        Y, order = Y.copy(order="F"), "F"
     problem = replace(problem, order=order)
     shape, counts = (len(indices), R, N), (len(indices), len(indices), M // R, Y.shape[1] // N)
     found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)

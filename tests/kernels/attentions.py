@@ -234,6 +234,24 @@ def laid(device: Device, x: Any, how: str) -> tuple[Any, Any]:
     return view, whole
 
 
+def by_columns(v: Any, ends: Any = None) -> Any:
+    """Values of fp8 as attention_sm90 reads them: 16 places of a sequence are its keys, or 0."""
+    B, H, S, D = v.shape
+    ends = [0, S] if ends is None else ends
+    held = np.clip(ends, 0, S)
+    begins = [-(-x // 16) + s for s, x in enumerate(held)]
+    room = -(-S // 16) + (len(ends) - 1 if len(ends) > 2 else 0)
+    out = np.zeros((B, H, D, 16 * room), np.uint8)
+    for group in range(room):
+        sequence = max(s for s in range(len(ends) - 1) if s == 0 or begins[s] <= group)
+        first = held[sequence] + 16 * (group - begins[sequence])
+        for at in range(16):
+            key = first + 2 * (at // 4) + at % 4 + (6 if at % 4 > 1 else 0)
+            if 0 <= key < held[sequence + 1]:
+                out[..., 16 * group + at] = v[:, :, key]
+    return out
+
+
 # ------------------------------------------------------------------------------------------------- the definition
 def seen_keys(
     S_q: int, S_k: int, causal: bool = False, window: Any = None, align: str = "bottom-right", mask: Any = None
@@ -299,9 +317,9 @@ def exact(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None, softcap
         weights /= total
         finite = np.isfinite(weights).all() and np.isfinite(v).all()
         near = np.where(np.isfinite(v), v, 0)
-        out = weights @ v if finite else np.where(seen[..., None], weights[..., None] * v[:, :, None], 0).sum(axis=3)
+        products = (weights @ v) if finite else np.where(seen[..., None], weights[..., None] * v[:, :, None], 0).sum(3)
         return Exact(
-            out=np.where(some, out, 0),
+            out=np.where(some, products, 0),
             lse=np.where(some, np.log(total) + top, -np.inf)[..., 0],
             spread=weights @ np.abs(near),
             sigma=np.sqrt((weights * weights) @ (near * near)),
@@ -312,7 +330,7 @@ def exact(q: Any, k: Any, v: Any, seen: Any, scale: float | None = None, softcap
         )
 
 
-# ------------------------------------------------------------------------------------------------- how far it may be off
+# ------------------------------------------------------------------------------------------------- allowed errors
 def eps(dtype: Any) -> float:
     return float(ml_dtypes.finfo(dtype).eps)
 
@@ -443,7 +461,10 @@ def scales_of(case: Case) -> list[Any]:
     """The scales of heads, or numbers."""
     rng = np.random.default_rng(8)
     numbers = (0.5, 2.0, 3.0)
-    return [x if not shape else rng.uniform(0.3, 3.0, shape).astype(F32) for x, shape in zip(numbers, case.scales, strict=True)]
+    return [
+        x if not shape else rng.uniform(0.3, 3.0, shape).astype(F32)
+        for x, shape in zip(numbers, case.scales, strict=True)
+    ]
 
 
 def wide(case: Case, some: list[Any]) -> list[Any]:
@@ -451,7 +472,10 @@ def wide(case: Case, some: list[Any]) -> list[Any]:
     found = [x.astype(np.float64) for x in some]
     if case.dtype == E4M3:
         scales = [np.asarray(x, np.float64) for x in scales_of(case)]
-        found = [x * (s if s.ndim == 0 else np.broadcast_to(s, x.shape[:2])[..., None, None]) for x, s in zip(found, scales, strict=True)]
+        found = [
+            x * (s if s.ndim == 0 else np.broadcast_to(s, x.shape[:2])[..., None, None])
+            for x, s in zip(found, scales, strict=True)
+        ]
     return found
 
 
@@ -601,7 +625,9 @@ def check_spoiled_masks(device: Device, kernel: str, dtype: Any, D: int, bad: in
 def check_spoiled_bounds(device: Device, kernel: str, dtype: Any, bad: int, rng: np.random.Generator) -> None:
     """Bounds on a card are not checked: other rows are written as ever, and none of others."""
     case = Case("three", dtype=dtype, heads=(2, 1))
-    q, k, v = (device.asarray((x.view(np.uint8) if dtype == E4M3 else x)[0].swapaxes(0, 1)) for x in operands(rng, case))
+    q, k, v = (
+        device.asarray((x.view(np.uint8) if dtype == E4M3 else x)[0].swapaxes(0, 1)) for x in operands(rng, case)
+    )
     options: dict[str, Any] = {"q_scale": 1.0} if dtype == E4M3 else {}
     for which in range(2):
         ends = [device.asarray(np.array(x, np.int32)) for x in bounds_of("three")]

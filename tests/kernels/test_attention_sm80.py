@@ -202,6 +202,7 @@ def test_rows_that_see_nothing_are_0_whatever_the_operands_hold(device: Device) 
     check_rows_that_see_nothing(device, KERNEL, F16)
 
 
+@pytest.mark.before
 @pytest.mark.sanitizer
 @bad_numbers
 def test_masks_and_bounds_that_were_spoiled_touch_nothing_outside(

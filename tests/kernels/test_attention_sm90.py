@@ -1,4 +1,4 @@
-"""All that is promised of attention_sm90 and attention_values: attention on Hopper's tensor cores, in 16 bits and fp8."""
+"""All that is promised of attention_sm90 and attention_values: Hopper's tensor cores, in 16 bits and fp8."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from .attentions import (
     Case,
     attend,
     bad_numbers,
+    by_columns,
     cases,
     check,
     check_garbage_behind_the_diagonal,
@@ -468,9 +469,7 @@ def test_a_weight_that_outweighs_all_others_is_one_however_large_its_score(
 
 
 @pytest.mark.parametrize("climbs", [0, 1, -1])
-def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(
-    climbs: int, device: Device, rng: np.random.Generator
-) -> None:
+def test_sums_of_fp8_that_are_kept_apart_every_1024_keys(climbs: int, device: Device, rng: np.random.Generator) -> None:
     """Those of more than 2048 keys, also where keys that are met later weigh more and what was kept fades."""
     case = Case((64, 2500), dtype=E4M3, heads=(1, 1))
     q, k, v = operands(rng, replace(case, dtype=F16))
@@ -648,23 +647,6 @@ def test_scales_of_fp8_that_are_not_above_0_spoil_their_head_alone(
 
 
 # --------------------------------------------------------------------------------------- values of fp8 by columns
-def by_columns(v: Any, ends: Any) -> Any:
-    """Values (batch, heads, keys, columns) as the kernel wants them: 16 places of a sequence are its keys, or 0."""
-    B, H, S, D = v.shape
-    held = np.clip(ends, 0, S)
-    begins = [-(-x // 16) + s for s, x in enumerate(held)]
-    room = -(-S // 16) + (len(ends) - 1 if len(ends) > 2 else 0)
-    out = np.zeros((B, H, D, 16 * room), np.uint8)
-    for group in range(room):
-        sequence = max(s for s in range(len(ends) - 1) if s == 0 or begins[s] <= group)
-        first = held[sequence] + 16 * (group - begins[sequence])
-        for at in range(16):
-            key = first + 2 * (at // 4) + at % 4 + (6 if at % 4 > 1 else 0)
-            if 0 <= key < held[sequence + 1]:
-                out[..., 16 * group + at] = v[:, :, key]
-    return out
-
-
 @pytest.mark.parametrize("D", [16, 64, 80, 120, 256])
 @pytest.mark.parametrize("S", [1, 17, 128, 300])
 def test_values_lie_with_their_keys_side_by_side(S: int, D: int, device: Device, rng: np.random.Generator) -> None:

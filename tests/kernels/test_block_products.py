@@ -15,7 +15,7 @@ from bsrgemm._products import block_products
 
 from ..devices import Device, Emulated
 from ..gpu.repeats import differing
-from .products import BF16, F16, F32, F64, Bsr, numbers
+from .products import BF16, F16, F32, F64, Bsr, Case, matrix, numbers
 
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 
@@ -255,3 +255,26 @@ def test_float32_of_any_size_is_what_float32_arithmetic_gives(
         want[meets.any(axis=1)] = np.nan  # 0 times infinity
     for got in (pairs, samples):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("which", ["X", "Y"])
+@pytest.mark.parametrize("shift", [1, 4])
+def test_factors_of_samples_at_any_address(shift: int, which: str, arch: str, device: Device) -> None:
+    """Contiguous factors that do not begin at a multiple of 16 bytes, row by row or column by column, are copied."""
+    device.needs(arch)
+    rng = np.random.default_rng(3)
+    A = matrix(rng, Case(F16, (16, 16), 40), unique=True)
+    X, Y = (rng.integers(-2, 3, shape).astype(F16) for shape in ((A.shape[0], 48), (48, A.shape[1])))
+
+    def moved(x: Any) -> Any:
+        found = device.asarray(np.zeros(x.size + 8, F16))[shift : shift + x.size].reshape(x.shape)
+        found[...] = device.asarray(x)
+        return found
+
+    put = (moved(X), device.asarray(Y)) if which == "X" else (device.asarray(X), moved(Y.T.copy()).T)
+    pattern = A.on(device)
+    pattern.data[...] = 1
+    got = device.asnumpy(bg.sddmm(*put, pattern).toarray()).astype(float)
+    want = (X.astype(float) @ Y.astype(float)) * (device.asnumpy(pattern.toarray()) != 0)
+    np.testing.assert_array_equal(got, want)

@@ -99,6 +99,8 @@ class RepeatedCalls(RuleBasedStateMachine):
         self.device.card.launches = Launches(self.device.card.heap, still)
         self.matrices = [matrix(rng, Case(F16, (16, 16), 40), unique=True) for _ in range(2)]
         self.A = [x.on(self.device) for x in self.matrices]
+        for A in self.A:
+            A.sort_indices()  # as those of samples are
         self.masks = [None, *(self.mask(n) for n in range(2))]
         self.samples = [bg.sddmm(*self.factors(F16, 0, 0, 48), A) for A in self.A]
 
@@ -216,6 +218,7 @@ class RepeatedCalls(RuleBasedStateMachine):
     def sampled(self, which: int, x: int, y: int, K: int, into: bool) -> None:
         X, Y = self.factors(F16, x, y, K)
         out = self.samples[which] if into else None
+        assert self.launched(lambda: bg.sddmm(X, Y, self.A[which], out=out))[1] is None
         self.compare(lambda: bg.sddmm(X, Y, self.A[which], out=out), None)
 
     @rule(
@@ -237,7 +240,9 @@ class RepeatedCalls(RuleBasedStateMachine):
         S_q, S_k, D, D_v = sizes
         shapes = ((1, 2, S_q, D), (1, heads, S_k, D), (1, heads, S_k, D_v), (1, 2, S_q, D_v))
         names = ("q", "k", "v", into or "out")
-        q, k, v, out = (self.lying(n, s, dtype, at, gap) for n, s, at, gap in zip(names, shapes, places, gaps, strict=True))
+        q, k, v, out = (
+            self.lying(n, s, dtype, at, gap) for n, s, at, gap in zip(names, shapes, places, gaps, strict=True)
+        )
         if options.get("layout") == "bshd":
             q, k, v, out = (x.swapaxes(1, 2) for x in (q, k, v, out))
         more = {**options, **({} if mask == 0 else {"mask": self.masks[mask]})}
@@ -258,14 +263,17 @@ TestRepeatedCalls.settings = settings(stateful_step_count=20, max_examples=12, d
 def test_calls_of_one_kind_are_prepared_once() -> None:
     """At new addresses, for other results and with other factors: what is remembered is used."""
     with devices.opened("emulator") as device:
-        A = matrix(np.random.default_rng(3), Case(F16, (16, 16), 40)).on(device)
+        A = matrix(np.random.default_rng(3), Case(F16, (16, 16), 40), unique=True).on(device)
+        A.sort_indices()
         q = device.asarray(np.ones((1, 2, 40, 64), F16))
         mask = bg.BlockMask.random(40, 40, per_row=1, block=16, device="cuda")
         B, few, X = (device.asarray(np.ones(shape, F16)) for shape in ((A.shape[1], 40), (A.shape[1], 24), (96, 24)))
+        Y = device.asarray(np.ones((24, A.shape[1]), F16))
+        samples = bg.sddmm(X, Y, A)
         calls: dict[str, Callable[[], Any]] = {
             "product": lambda: A @ B.copy(),
             "matmul": lambda: bg.matmul(A, few.copy(), out=few.repeat(2, axis=0)[: A.shape[0]], alpha=3),
-            "sampled": lambda: bg.sddmm(X.copy(), X.T.copy()[:, : A.shape[1]], A),
+            "sampled": lambda: bg.sddmm(X.copy(), Y.copy(), A, out=samples),
             "attention": lambda: bg.attention(q.copy(), q.copy(), q.copy(), causal=True),
             "mask": lambda: bg.attention(q.copy(), q.copy(), q.copy(), mask=mask, return_lse=True),
         }
