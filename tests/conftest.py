@@ -115,7 +115,7 @@ def on_emulator(item: pytest.Item) -> bool:
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
 
-    Tests on a GPU are not sampled, because tests/card.json counts every one of them.
+    Tests on a GPU have a sample of their own, which tests/card.json counts.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -126,6 +126,23 @@ def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
         if len(several) >= (_MANY_ON_THE_EMULATOR if on_emulator(several[0]) else _MANY):
             drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
             left.update(drawn[-(-len(drawn) // _ONE_IN) :])
+    return left
+
+
+#: A test with so many cases on a card runs one in so many of them there.
+_MANY_ON_A_CARD, _ONE_IN_ON_A_CARD = 60, 4
+
+
+def beyond_the_sample_on_a_card(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The cases on a card that a run leaves to the long profile unless it names tests: the same ones every time."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left: set[pytest.Item] = set()
+    for several in (several for several in cases.values() if len(several) >= _MANY_ON_A_CARD):
+        drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left.update(drawn[-(-len(drawn) // _ONE_IN_ON_A_CARD) :])
     return left
 
 
@@ -152,6 +169,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
         beyond = beyond_the_sample(able)
         reasons = ["BSRGEMM_LONG=1" if item in beyond else why for item, why in zip(items, reasons, strict=True)]
+    if not LONG and not config.option.keyword and not any("::" in name for name in config.args):
+        beyond = beyond_the_sample_on_a_card(items)
+        reasons = [why or ("BSRGEMM_LONG=1" if x in beyond else None) for x, why in zip(items, reasons, strict=True)]
     config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
