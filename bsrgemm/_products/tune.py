@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,9 @@ from .._kernels import forced_kernel
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
 from .call import Problem, ProductCall
-from .choice import variants
-from .dense import Dense
-from .prepared import ByColumns
-from .tuned import keep
+
+if TYPE_CHECKING:
+    from .dense import Dense
 
 _REPEATS = 10
 
@@ -88,8 +87,11 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     dtype = A.dtype if dtype is None else check_dtype(dtype, A._backend.dtypes)
     import cupy
 
+    from .choice import variants
     from .cuda import prepared_for
     from .operand import operand_of, problem_of
+    from .prepared import ByColumns
+    from .tuned import keep
 
     rng = cupy.random.default_rng(0)
     K = A.shape[1]
@@ -116,6 +118,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
 
 def _named(kernel: Dense, problem: Problem) -> str:
     """What a kernel is called in the result of `tune`: everything that is compiled for it."""
+    from .prepared import ByColumns
+
     if isinstance(kernel, ByColumns):
         return f"{kernel.copy.spec()} and {kernel.inner(problem).spec()}"
     return str(kernel.spec())

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 import bsrgemm as bg
 from bsrgemm._array import assemble, base, construct, convert, files, index, reduce
+from bsrgemm._array.index import chosen
 from bsrgemm._backend import loops, structure
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -474,7 +475,7 @@ WIDE_AXIS = index.Axis("index", "column", 2, 6)
         (AXIS, [0.0, 1.0], IndexError, "index: wanted integers or booleans, got dtype float64"),
         (AXIS, [[0], [1, 2]], IndexError, "index: wanted integers or booleans, got a ragged list"),
         (AXIS, [True] * 5, IndexError, "index: wanted 6 booleans, one for each row, got 5"),
-        (AXIS, [True, True, False, True, False, False], NotImplementedError, "index: the booleans index 1 of the 2 "
+        (AXIS, [True, True, False, True, False, False], NotImplementedError, "index: the booleans select 1 of the 2 "
          "rows of block 1 (rows 2 to 3); wanted all or none of them; use A.tocsr()[I] for single rows, or"),
         (WIDE_AXIS, [0, 1, 2, 3, 4, 6], NotImplementedError, "index: entries 0 to 5 are the columns 0, 1, 2, 3, ...; "
          "wanted one whole block there, 6 consecutive columns from a multiple of 6; use A.tocsr()[:, J] for single"),
@@ -485,7 +486,7 @@ WIDE_AXIS = index.Axis("index", "column", 2, 6)
 )  # fmt: skip
 def test_an_index_that_is_no_selection_of_blocks_is_explained(axis: Any, index: Any, kind: Any, message: str) -> None:
     with pytest.raises(kind) as caught:
-        index.chosen(HOST, index, axis)
+        chosen(HOST, index, axis)
     assert message in str(caught.value)
     assert type(caught.value) is kind
 

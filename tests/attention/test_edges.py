@@ -110,7 +110,7 @@ def test_the_engine_of_a_card_starts_its_launches() -> None:
 
     started: list[Any] = []
     with (
-        patch.object(cuda.launch, "forward", lambda *args: started.append(args)),
+        patch.object(cuda.choose, "forward", lambda *args: started.append(args)),
         patch.object(cuda.decode_kernel, "decode", lambda *args: started.append(args)),
     ):
         cuda.ENGINE.forward("attention")  # type: ignore[arg-type]

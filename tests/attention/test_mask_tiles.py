@@ -299,11 +299,7 @@ def config_for(
 ) -> Any:
     options = {"arch": "sm_90a", "scores": forward.PLAIN, "reads": True, "writes": True}
     options |= {"rows": 10**5, "keys": 4096} | changes
-    return choose(
-        forward.Problem(
-            dtype=dtype, out_dtype=out, acc=acc, head_dim=dims[0], value_dim=dims[1], **options
-        )
-    )
+    return choose(forward.Problem(dtype=dtype, out_dtype=out, acc=acc, head_dim=dims[0], value_dim=dims[1], **options))
 
 
 def test_the_kernel_follows_from_the_problem() -> None:

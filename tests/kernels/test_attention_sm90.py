@@ -45,6 +45,7 @@ from .attentions import (
     eps,
     exact,
     forbidden,
+    mixed,
     operands,
     run,
     seen_keys,
@@ -778,7 +779,7 @@ def call_of(device: Device, how: str, case: Case, rng: np.random.Generator) -> A
     if how == "nan":  # rows that are done again, by chance before this tile or that
         v[:, ::3, 333], k[:, 1::3, 500] = np.nan, np.nan
     if how == "mask":
-        options["mask"] = MASKS["mixed"](q.shape[2], k.shape[2], 64)
+        options["mask"] = mixed((1, k.shape[1]), (q.shape[2], k.shape[2]), 64)
     if case.dtype == E4M3:
         scales = rng.uniform(0.3, 3, (case.batch, case.heads[0])).astype(F32)
         options |= {"q_scale": device.asarray(scales), "out_dtype": F16}
