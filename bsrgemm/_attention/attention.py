@@ -189,10 +189,8 @@ def attention(
     dtype, acc = fp8_dtypes(*dtypes) if fp8 else dtypes_of(*dtypes)
     q4, k4, v4 = by_heads(q, layout, variable), by_heads(k, layout, variable), by_heads(v, layout, variable)
     sizes = sizes_of(q4.shape, k4.shape, v4.shape)
-    bounds = None
-    if variable:
-        bounds = checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask)
-    else:
+    bounds = checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask) if variable else None
+    if bounds is None:
         check_mask(backend, mask, sizes)
     factor = sizes.scale if scale is None else checked_number(scale, "scale", acc)
     cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)

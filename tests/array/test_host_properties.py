@@ -15,7 +15,6 @@ import scipy.sparse as sp
 
 import bsrgemm as bg
 from bsrgemm._array import assemble, base, construct, convert, files, index, reduce
-from bsrgemm._array.index import chosen
 from bsrgemm._backend import loops, structure
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -456,7 +455,7 @@ def test_a_value_beside_the_stored_blocks_is_refused_if_any_element_is_not_zero(
 
 
 # ------------------------------------------------------------------------------------------------ selection
-AXIS = index.Axis("index", "row", 3, 2)
+AXIS, CHOSEN = index.Axis("index", "row", 3, 2), index.chosen
 WIDE_AXIS = index.Axis("index", "column", 2, 6)
 
 
@@ -486,7 +485,7 @@ WIDE_AXIS = index.Axis("index", "column", 2, 6)
 )  # fmt: skip
 def test_an_index_that_is_no_selection_of_blocks_is_explained(axis: Any, index: Any, kind: Any, message: str) -> None:
     with pytest.raises(kind) as caught:
-        chosen(HOST, index, axis)
+        CHOSEN(HOST, index, axis)
     assert message in str(caught.value)
     assert type(caught.value) is kind
 

