@@ -58,14 +58,10 @@ class CudaProducts(ProductEngine):
         return PreparedLaunches(A)
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        memory, other = out.data.mem, X.data.mem  # arrays in different allocations cannot overlap
-        first, last = memory.ptr, memory.ptr + memory.size
-        if other.ptr >= last or first >= other.ptr + other.size:
-            for start, stop in operand_of(A).extents:
-                if start < last and first < stop:
-                    break
-            else:
-                return None
+        # Where no bytes are between each other, none is compared. Adopted memory does not always say how large it is.
+        first, last = self.backend.extent(out)
+        if not any(start < last and first < stop for start, stop in (self.backend.extent(X), *operand_of(A).extents)):
+            return None
         return super().overlapping(out, X, A)
 
     def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:

@@ -46,10 +46,6 @@ def test_a_transpose_with_too_many_rows_is_copied_for_each_product(
     assert not copied.call_count
 
 
-def allocation(first: int, size: int) -> Any:
-    return SimpleNamespace(data=SimpleNamespace(mem=SimpleNamespace(ptr=first, size=size)))
-
-
 @pytest.mark.parametrize(
     "x, extents, asked",
     [
@@ -65,16 +61,17 @@ def allocation(first: int, size: int) -> Any:
     ],
     ids=str,
 )
-def test_bytes_are_compared_only_where_allocations_meet(
+def test_bytes_are_compared_only_where_extents_meet(
     x: tuple[int, int], extents: list[tuple[int, int]], asked: bool
 ) -> None:
-    """The result lies in an allocation from 100 to 200."""
+    """The result lies from 100 to 200; what its memory says of its size does not count."""
     questions: list[Any] = []
     with (
         patch.object(products_cuda, "operand_of", lambda A: SimpleNamespace(extents=extents)),
         patch.object(ProductEngine, "overlapping", lambda *args: questions.append(args) or 7),
+        patch.object(type(HOST), "extent", lambda self, array: (array[0], array[0] + array[1])),
     ):
-        found = ENGINE.overlapping(allocation(100, 100), allocation(*x), "A")
+        found = ENGINE.overlapping((100, 100), x, "A")
     assert found == (7 if asked else None) and len(questions) == asked
 
 
