@@ -290,7 +290,7 @@ def test_fp8_attention_is_listed() -> None:
                 config = choose.choose(problem)
                 assert isinstance(config, AttentionSm90) and config in listed
                 assert config.fp8 and config.head_dim >= D and config.value_dim >= D_v
-                assert config.tiles == (writes and out != "float32")
+                assert config.store_tiles == (writes and out != "float32")
                 for change in ({"arch": "sm_89"}, {"reads": False}, {"head_dim": 257}):
                     assert choose.choose(replace(problem, **change)).spec().entry == "attention_simt"
 
