@@ -7,7 +7,7 @@ from . import linalg
 from ._array.assemble import block_array, block_diag, hstack, kron, vstack
 from ._array.create import diags, eye, random
 from ._array.files import load_npz, save_npz
-from ._array.norms import norm
+from ._array.reduce import norm
 from ._attention.attention import attention
 from ._attention.decode import attention_decode
 from ._attention.gradients import attention_backward
@@ -18,11 +18,11 @@ from ._backend.registry import default_device
 from ._batch import bsr_batch
 from ._environment import info
 from ._kernels.overlapping import overlapping
-from ._products.autotune import tune
 from ._products.gradients import matmul_backward, sddmm_backward
 from ._products.matmul import matmul
 from ._products.sddmm import sddmm
 from ._products.spgemm import ProductPlan, plan
+from ._products.tune import tune
 from ._pullbacks import vjp
 from ._version import __version__
 from .bsr import bsr_array, bsr_matrix, from_dense, get_array_module

@@ -160,38 +160,35 @@ def _line(error: Exception) -> str:
 
 # -------------------------------------------------------------------------------------- kernels
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
-    from ._attention import heuristics as attention_heuristics
+    from ._attention.choose import choose
+    from ._attention.forward import PLAIN
+    from ._attention.forward import Problem as AttentionProblem
     from ._kernels import element_types
-    from ._products import configs, heuristics
+    from ._products.block_products import SpgemmSimt
+    from ._products.call import Problem
+    from ._products.choice import by_rule
+    from ._products.gemm_simt import GemmSimt, Spmv
 
     index = np.dtype(np.int32)
-    block, columns = 16, 64
+    columns = 64
     served = []
     for dtype in DEVICE_DTYPES:
         acc = accumulator_dtype(result_dtype(dtype, dtype))
         names = element_types.types(dtype, dtype, dtype, acc, index)
-        plain: tuple[configs.Config, ...] = (
-            heuristics.spmm(names, block, block, 1),
-            heuristics.spmm(names, block, block, columns),
-            heuristics.spgemm_simt(names, block, block, block),
-        )
-        entries = [config.spec().entry for config in plain]
+        entries = [kernel.entry for kernel in (Spmv, GemmSimt, SpgemmSimt)]
         wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
         names = element_types.types(dtype, dtype, wide, accumulator_dtype(wide), index)
-        problem = heuristics.Problem(
-            arch, names, _TENSOR_BLOCK, _TENSOR_BLOCK, columns, 1, 1, 1, 1, False, "C", "C", True, True
-        )
-        best = heuristics.gemm(problem).spec().entry
+        sides = (_TENSOR_BLOCK, _TENSOR_BLOCK)
+        best = by_rule(Problem(arch, names, *sides, columns, 1, 1, 1, 1, False, "C", "C", True, True)).entry
         if best != entries[1]:
             cast = "to int32, " if wide != dtype else ""
             entries[1] = f"{best} ({cast}blocks of 16 n) or {entries[1]}"
         attends, fp8 = "-", dtype == UINT8
         if fp8 or dtype in _ATTENTION_DTYPES:
             wide = np.dtype(np.float32) if fp8 else dtype
-            sizes = (128, 128, attention_heuristics.PLAIN, True, True, 10**6, 4096)
-            attended = attention_heuristics.Problem(arch, dtype, wide, accumulator_dtype(wide), *sizes, fp8=fp8)
-            config = attention_heuristics.forward(attended)
-            attends = f"{config.spec().entry}{_FP8 if fp8 else ''}"
+            sizes = (128, 128, PLAIN, True, True, 10**6, 4096)
+            attended = AttentionProblem(arch, dtype, wide, accumulator_dtype(wide), *sizes, fp8=fp8)
+            attends = f"{choose(attended).entry}{_FP8 if fp8 else ''}"
         served.append((dtype, dict(zip(PRODUCTS, (*entries, attends), strict=True))))
     return _grouped("cuda", served)
 

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ._array.arithmetic import Arithmetic
+from ._array.arrays import leaf, leaf_of, register_leaf, register_public
 from ._array.base import check_integer, check_shape
 from ._array.blocks import BlockTools
 from ._array.construct import check_block_elements, check_blocksize, find_backend, parse
 from ._array.convert import full_shape
 from ._array.index import Indexing
-from ._array.leaves import leaf, leaf_of, register_leaf, register_public
 from ._array.reduce import Reductions
 from ._backend import structure
 from ._backend.base import Array, Backend, Blocks

@@ -28,7 +28,7 @@ constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: wit
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
 
-// The argument. decode_launch.py packs it field by field. Strides are in elements; the capacity and the number of steps
+// The argument. decode_kernel.py packs it field by field. Strides are in elements; the capacity and the number of steps
 // are below 2^30.
 struct Decode {
   const Element* q;     // (batch, kv_heads * group, queries, kD)

@@ -16,7 +16,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kWide = 8;  // elements of 16 bytes
 static_assert(sizeof(Element) == 2, "eight elements are 16 bytes");
 
-// The argument. append_launch.py packs it field by field. Strides are in elements.
+// The argument. decode_kernel.py packs it field by field. Strides are in elements.
 struct KvAppend {
   const Element* k;   // (batch, heads, tokens, key_dim)
   const Element* v;   // (batch, heads, tokens, value_dim)

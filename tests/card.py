@@ -16,7 +16,8 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,8 @@ def pytest_configure() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- a run
-def _pytest(*args: str, prefix: tuple[str, ...] = ()) -> tuple[dict[str, int], list[str], set[str], str]:
-    """(How many tests had which outcome, their names, the kernels that they loaded, what was printed)."""
+def _pytest(*args: str, prefix: tuple[str, ...] = ()) -> tuple[dict[str, int], dict[str, str], set[str], str]:
+    """(How many tests had which outcome, that of each, the kernels that they loaded, what was printed)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "kernels").mkdir()
@@ -126,11 +127,24 @@ def _pytest(*args: str, prefix: tuple[str, ...] = ()) -> tuple[dict[str, int], l
         said = log.read_text(errors="replace")
         print("\n".join(said.splitlines()[-40:]), flush=True)
         (suite,) = ElementTree.parse(folder / "report.xml").getroot()
-        number = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
-        counts = {"skipped": number["skipped"], "failed": number["failures"] + number["errors"]}
-        counts = {"passed": number["tests"] - sum(counts.values()), **counts}
-        tests = [f"{case.get('classname')}.{case.get('name')}" for case in suite.iter("testcase")]
+        tests = {f"{case.get('classname')}.{case.get('name')}": outcome(case) for case in suite.iter("testcase")}
+        counts = {name: list(tests.values()).count(name) for name in ("passed", "skipped", "failed")}
         return counts, tests, {path.name for path in (folder / "kernels").iterdir()}, said
+
+
+def outcome(case: ElementTree.Element) -> str:
+    """Passed, skipped or failed; an error is a failure."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "passed" if case.find("skipped") is None else "skipped"
+
+
+def by_module(outcomes: dict[str, str]) -> dict[str, dict[str, int]]:
+    """How many tests of each module had which outcome."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, how in outcomes.items():
+        found[re.split(r"\.(?:Test|test_[^.]*(?:\[|$))", name, maxsplit=1)[0]][how] += 1
+    return {name: {how: count[how] for how in ("passed", "skipped", "failed")} for name, count in found.items()}
 
 
 def sanitize(tool: str, workers: str) -> tuple[dict[str, Any], set[str]]:
@@ -143,7 +157,7 @@ def sanitize(tool: str, workers: str) -> tuple[dict[str, Any], set[str]]:
     return counts | reports(tool, said) | ({"unmatched": missing} if missing else {}), kernels
 
 
-def unmatched(terms: tuple[str, ...], tests: list[str]) -> list[str]:
+def unmatched(terms: tuple[str, ...], tests: Iterable[str]) -> list[str]:
     """The terms that select none of these tests, as -k of pytest would."""
 
     def selects(term: str, test: str) -> bool:
@@ -196,10 +210,14 @@ def about() -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------- the file
 def with_suite(file: dict[str, Any], now: dict[str, str], loaded: set[str], found: dict[str, Any]) -> dict[str, Any]:
-    """The file after a run of all GPU tests. Of kernels that have changed, no sanitizer has seen anything."""
+    """The file after a run of GPU tests. Of kernels that have changed, no sanitizer has seen anything.
+
+    Kernels that these tests did not load stay, if they are as they were.
+    """
     before = file.get("kernels", {})
     same = {name for name, digest in now.items() if before.get(name, [""])[0] == digest}
-    return file | found | {"kernels": {x: before[x] if x in same else [now[x]] for x in sorted(loaded & now.keys())}}
+    ran = sorted(loaded & now.keys() | same)
+    return file | found | {"kernels": {name: before[name] if name in same else [now[name]] for name in ran}}
 
 
 def with_tool(file: dict[str, Any], seen: dict[str, str], tool: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +236,7 @@ def written(file: dict[str, Any]) -> str:
     for key, value in file.items():
         inner = (
             [f"  {json.dumps(x)}: {json.dumps(one)}" for x, one in value.items()]
-            if key in ("sanitizers", "kernels")
+            if key in ("tests", "sanitizers", "kernels")
             else []
         )
         lines.append(f"{json.dumps(key)}: " + ("{\n" + ",\n".join(inner) + "\n}" if inner else json.dumps(value)))
@@ -230,13 +248,15 @@ def main() -> int:
     parts = ["suite", *TOOLS]
     parser.add_argument("--parts", nargs="+", choices=parts, default=["suite"], help="the rest of the file stays")
     parser.add_argument("--workers", default="8", help="processes of pytest")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="what of the suite; other lines of the file stay")
     options = parser.parse_args()
     head, now, bad = commit(), digests(), 0
     file = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
     for part in sorted(options.parts, key=parts.index):
         if part == "suite":
-            counts, _, loaded, _ = _pytest("-n", options.workers, "-m", "gpu", "tests")
-            file = with_suite(file, now, loaded, {"commit": head, **about(), "tests": counts})
+            counts, outcomes, loaded, _ = _pytest("-n", options.workers, "-m", "gpu", *options.tests)
+            tests = by_module(outcomes) if options.tests == ["tests"] else file.get("tests", {}) | by_module(outcomes)
+            file = with_suite(file, now, loaded, {"commit": head, **about(), "tests": dict(sorted(tests.items()))})
             bad += counts["failed"]
         else:
             found, loaded = sanitize(part, options.workers)

@@ -25,6 +25,9 @@ from hypothesis import settings
 
 from bsrgemm._backend.registry import Backend, by_name
 
+from . import devices
+from .emulator import races
+
 #: "1" for the long profile, "all" for the one that compiles every variant of every kernel too, which takes hours.
 PROFILE = os.environ.get("BSRGEMM_LONG", "")
 LONG = PROFILE in ("1", "all")
@@ -58,6 +61,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 # --------------------------------------------------------------------------------- tests that wait
+#: Where a test of a kernel runs that asks for `device`: on the emulator, on a card, and if it has a mark of that name
+#: also with guard pages before arrays, or with watched accesses.
+WAYS = ("emulator", "before", "races", "card")
 _WAITING = pytest.StashKey[Counter[str]]()
 
 
@@ -72,24 +78,71 @@ def waits_for(item: pytest.Item) -> str | None:
     return None
 
 
+def way_of(item: pytest.Item) -> str | None:
+    """Where a test of a kernel runs; None for other tests."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    found = params.get("device")
+    return found if found in WAYS else None
+
+
+def leaves_to_its_other_half(item: pytest.Item) -> bool:
+    """Is it, of a test that runs plainly and watched for races, the half that a run of everything leaves out?"""
+    if not item.get_closest_marker("races"):
+        return False
+    params, way = item.callspec.params, way_of(item)  # type: ignore[attr-defined]
+    if way in ("before", "card"):
+        return False
+    return races.left_out(item.nodeid.partition("[")[0], params.get("watched", way == "races"))
+
+
+def suits(item: pytest.Item) -> bool:
+    """Does a case run where it would? Some are too large for the emulator, others are for the emulator alone."""
+    way, marks = way_of(item), {mark.name for mark in item.iter_markers()}
+    if way is None:
+        return True
+    return "emulated" not in marks if way == "card" else "large" not in marks and (way == "emulator" or way in marks)
+
+
 #: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
 _MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
+
+
+def on_emulator(item: pytest.Item) -> bool:
+    """Does a test run kernels on the emulator?"""
+    return item.nodeid.startswith("tests/emulator/") or way_of(item) is not None
 
 
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """The cases that a run of everything leaves to the long profile, drawn by their names: the same ones every time.
 
-    Tests on a GPU are not sampled, because tests/card.json counts every one of them.
+    Tests on a GPU have a sample of their own, which tests/card.json counts.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not item.get_closest_marker("gpu"):
             cases[item.nodeid.partition("[")[0]].append(item)
     left: set[pytest.Item] = set()
-    for test, several in cases.items():
-        if len(several) >= (_MANY_ON_THE_EMULATOR if test.startswith("tests/emulator/") else _MANY):
+    for several in cases.values():
+        if len(several) >= (_MANY_ON_THE_EMULATOR if on_emulator(several[0]) else _MANY):
             drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
             left.update(drawn[-(-len(drawn) // _ONE_IN) :])
+    return left
+
+
+#: A test with so many cases on a card runs one in so many of them there.
+_MANY_ON_A_CARD, _ONE_IN_ON_A_CARD = 60, 4
+
+
+def beyond_the_sample_on_a_card(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """The cases on a card that a run leaves to the long profile unless it names tests: the same ones every time."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    left: set[pytest.Item] = set()
+    for several in (several for several in cases.values() if len(several) >= _MANY_ON_A_CARD):
+        drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
+        left.update(drawn[-(-len(drawn) // _ONE_IN_ON_A_CARD) :])
     return left
 
 
@@ -108,14 +161,31 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(trylast=True)  # what -k and -m have left out waits for nothing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = [item for item in items if suits(item)]
     reasons = [waits_for(item) for item in items]
     if runs_everything(config) and not LONG:
+        halves = (leaves_to_its_other_half(item) for item in items)
+        reasons = [why or ("BSRGEMM_LONG=1" if half else None) for why, half in zip(reasons, halves, strict=True)]
         able = [item for item, reason in zip(items, reasons, strict=True) if not reason]
         beyond = beyond_the_sample(able)
         reasons = ["BSRGEMM_LONG=1" if item in beyond else why for item, why in zip(items, reasons, strict=True)]
+    if not LONG and not config.option.keyword and not any("::" in name for name in config.args):
+        beyond = beyond_the_sample_on_a_card(items)
+        reasons = [why or ("BSRGEMM_LONG=1" if x in beyond else None) for x, why in zip(items, reasons, strict=True)]
     config.stash[_WAITING] = Counter(reason for reason in reasons if reason)
     config.hook.pytest_deselected(items=[item for item, reason in zip(items, reasons, strict=True) if reason])
     items[:] = [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test that fails on the emulator says which seed it ran with."""
+    report = yield
+    if report.failed and on_emulator(item):
+        from .emulator import emulator
+
+        report.sections.append(("emulator", f"BSRGEMM_EMULATOR_SEED={emulator.seed()}"))
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -151,3 +221,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
         return install()
     return by_name(request.param)
+
+
+@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.gpu if way == "card" else ()) for way in WAYS])
+def device(request: pytest.FixtureRequest) -> Generator[devices.Device]:
+    """An emulated card and the real one, with which the same library works."""
+    with devices.opened(request.param) as found:
+        yield found

@@ -25,7 +25,7 @@ def test_a_card_has_run_every_kernel_as_it_is_now() -> None:
 
 
 def test_the_run_had_no_error() -> None:
-    assert FILE["tests"]["passed"] and not FILE["tests"]["failed"]
+    assert FILE["tests"] and not any(counts["failed"] for counts in FILE["tests"].values())
     assert set(FILE["sanitizers"]) == set(card.TOOLS)
     for found in FILE["sanitizers"].values():
         assert found["passed"] and not found["failed"] and not found["errors"] and "unmatched" not in found
@@ -47,11 +47,21 @@ def test_a_digest_moves_with_the_code_alone(text: str, same: bool, tmp_path: Pat
     assert (card.digests([first], tmp_path) == want) is same
 
 
+def test_modules_are_told_apart() -> None:
+    names = ("tests.gpu.test_a.test_x[1.5-test_y]", "tests.gpu.test_a.test_z", "tests.gpu.test_b.TestC.test_x")
+    found = card.by_module(dict(zip(names, ("passed", "failed", "skipped"), strict=True)))
+    assert found == {
+        "tests.gpu.test_a": {"passed": 1, "skipped": 0, "failed": 1},
+        "tests.gpu.test_b": {"passed": 0, "skipped": 1, "failed": 0},
+    }
+
+
 def test_a_sanitizer_counts_for_kernels_that_are_as_the_tests_ran_them() -> None:
     file = card.with_suite({}, {"a": "1", "b": "2", "c": "3"}, {"a", "b"}, {"commit": "x"})
     file = card.with_tool(file, {"a": "1", "b": "other"}, "memcheck", {"errors": 0, "failed": 0})
     assert file["kernels"] == {"a": ["1", "memcheck"], "b": ["2"]}
     assert card.with_suite(file, {"a": "1", "b": "2"}, {"a", "b"}, {})["kernels"] == file["kernels"]
     assert card.with_suite(file, {"a": "4"}, {"a"}, {})["kernels"] == {"a": ["4"]}
+    assert card.with_suite(file, {"a": "1", "b": "5"}, set(), {})["kernels"] == {"a": ["1", "memcheck"]}
     assert card.with_tool(file, {"a": "1"}, "memcheck", {"errors": 1, "failed": 0})["kernels"]["a"] == ["1"]
     assert json.loads(card.written(file)) == file

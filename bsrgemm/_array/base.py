@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Blocks
-from .._backend.names import class_of, public_class
+from .._backend.base import Array, Blocks, class_of, public_class
 from .._backend.registry import adopted, backend_of, elsewhere, foreign_backend, host, host_scalar
 from .._plotting import Pattern, draw_matrix
 from ..dtypes import BFLOAT16, check_dtype, result_dtype

@@ -12,9 +12,9 @@ from .._backend import structure
 from .._backend.base import Array, Backend, Blocks
 from .._backend.registry import backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, check_dtype, common_dtype
+from .arrays import leaf
 from .base import check_integer, check_shape
 from .construct import _as_array, check_blocksize, check_cast
-from .leaves import leaf
 
 #: Random 16-bit floats are multiples of 2 to the power of minus this: they are exact, and never rounded up to 1.
 _RANDOM_BITS = {FLOAT16: 11, BFLOAT16: 8}

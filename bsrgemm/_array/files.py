@@ -19,8 +19,8 @@ from .._backend import structure
 from .._backend.base import Blocks
 from .._backend.registry import host
 from ..dtypes import BFLOAT16
+from .arrays import leaf
 from .base import BsrBase, check_shape, kind_of
-from .leaves import leaf
 
 #: How NumPy describes bfloat16 in a file: two bytes without a meaning. No matrix of scipy has this dtype.
 _TWO_BYTES = np.dtype("V2")

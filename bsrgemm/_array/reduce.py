@@ -1,17 +1,20 @@
-"""Reductions over rows, columns or all elements: sum, mean and count."""
+"""Sums, means and norms along rows and columns."""
 
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import numpy as np
 
+from .._backend import structure
 from .._backend.base import Array, Blocks
+from .._backend.loops import real_parts
 from .._backend.registry import target
-from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, check_dtype
-from .extremes import Extremes
-from .lines import SHORT, axis_of
+from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, accumulator_dtype, check_dtype
+from .base import BsrBase, no_bsr
+from .extremes import SHORT, Extremes, axis_of
 
 _INT32_MAX = np.iinfo(np.int32).max
 
@@ -219,3 +222,230 @@ class Reductions(Extremes):
         within = (blocks.data != 0).sum(axis=2)
         filled, values = self._reduce_lines("add", blocks, within)
         return self._dense_lines(blocks, filled, values, lines)
+
+
+_FROBENIUS = (None, "fro", "f")
+
+
+def norm(A: Any, ord: Any = None, axis: Any = None) -> Any:
+    """Compute the norm of a BSR matrix, or of each row or column, as `scipy.sparse.linalg.norm` does.
+
+    Parameters
+    ----------
+    A : bsr_array or bsr_matrix
+        The matrix. Its duplicates are added up in a copy; `A` itself does not change. For a transpose the arrays of the
+        original matrix are read.
+    ord : {None, 'fro', 1, -1, inf, -inf}, or 0 or a number > 0 with an axis
+        Which norm to compute; see the table below.
+    axis : {None, 0, 1, (0, 1), (1, 0)}, optional
+        With None or (0, 1) the norm of the matrix is computed, with (1, 0) that of its transpose, with 0 the norm of
+        each column, and with 1 the norm of each row.
+
+    Returns
+    -------
+    number or array
+        For the matrix, a NumPy scalar on the CPU and a 0-d array on the GPU. With one axis, an array of shape (N,) or
+        (M,). Integers give integers for norms that are sums or extremes, and float64 for norms that are roots. 16-bit
+        floats are summed in float32 and rounded once, to their own dtype.
+
+    Raises
+    ------
+    TypeError
+        If `A` is not a `bsr_array` or `bsr_matrix`, or `axis` is not made of integers.
+    ValueError
+        If `ord` or `axis` is not one of those above, or there are no elements to compare.
+    NotImplementedError
+        If `ord` is 2 or -2 for a matrix, because these norms need singular values.
+
+    Notes
+    -----
+    ==========  ====================  =====================
+    ord         of a matrix           of a row or column
+    ==========  ====================  =====================
+    None        Frobenius             sqrt(sum(abs(x)**2))
+    'fro'       Frobenius             -
+    inf         largest row sum       max(abs(x))
+    -inf        smallest row sum      min(abs(x))
+    1           largest column sum    sum(abs(x))
+    -1          smallest column sum   -
+    0           -                     sum(x != 0)
+    p > 0       -                     sum(abs(x)**p)**(1/p)
+    ==========  ====================  =====================
+
+    Waits for the GPU. Only the Frobenius norm of a matrix that is known to be in canonical format does not wait.
+
+    Examples
+    --------
+    >>> import bsrgemm as bg, numpy as np
+    >>> A = bg.bsr_array(np.array([[3.0, -4, 0, 0], [0, 0, 0, 12]]), blocksize=(1, 2))
+    >>> bg.norm(A), bg.norm(A, 1), bg.norm(A, np.inf)
+    (np.float64(13.0), np.float64(12.0), np.float64(12.0))
+    >>> bg.norm(A, axis=1), bg.norm(A, 1, axis=0)
+    (array([ 5., 12.]), array([ 3.,  4.,  0., 12.]))
+    """
+    if not isinstance(A, BsrBase):
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {no_bsr(A, 'A')}")
+    if isinstance(ord, bool):
+        raise ValueError(f"ord: wanted a number, None or 'fro', got {ord!r}")
+    axes = _axes(axis)
+    source, transposed = A._source()
+    if transposed:
+        axes = tuple(1 - a for a in axes)
+    return _matrix_norm(source, ord, axes) if len(axes) == 2 else _line_norms(source, ord, axes[0])
+
+
+def _axes(axis: Any) -> tuple[int, ...]:
+    """Return one or two axes, each 0 or 1; raise TypeError or ValueError for anything else."""
+    if axis is None:
+        return 0, 1
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    for a in axes:
+        if not isinstance(a, int | np.integer) or isinstance(a, bool):
+            raise TypeError(f"axis: wanted None, an integer or a tuple of integers, got {axis!r}")
+    if not 1 <= len(axes) <= 2 or not all(-2 <= a <= 1 for a in axes):
+        raise ValueError(f"axis: wanted None, one axis or two, each -2 .. 1, got {axis!r}")
+    axes = tuple(int(a) % 2 for a in axes)
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axis: the same axis twice in {axis!r}")
+    return axes
+
+
+def _is(ord: Any, *orders: float) -> bool:
+    return isinstance(ord, numbers.Real) and ord in orders
+
+
+# ---------------------------------------------------------------------------------------- the matrix
+def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
+    xp = A._backend.xp
+    if ord is None or (isinstance(ord, str) and ord in _FROBENIUS):
+        data = A._canonical().data
+        if A._backend.loops is not None and data.dtype.char in "fdFD":
+            flat = real_parts(data.reshape(-1))
+            return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype))
+        return xp.sqrt(_squares(data).sum()).astype(_root_dtype(A.dtype))
+    if _is(ord, 2, -2):
+        raise NotImplementedError(
+            f"ord: {ord!r} of a matrix needs its singular values; "
+            f"{A._backend.sparse.__name__}.linalg.svds(A, k=1) finds the largest"
+        )
+    if not _is(ord, 1, -1, math.inf, -math.inf):
+        raise ValueError(f"ord: wanted None, 'fro', 1, -1, inf or -inf for a matrix, got {ord!r}")
+    along = axes[1] if math.isinf(ord) else axes[0]
+    if not A._shape[1 - along]:
+        raise ValueError(f"A: no {'row' if along else 'column'} to take the norm of in shape {A._shape}")
+    sums = _line_sums(A, along)
+    return (sums.max() if ord > 0 else sums.min()).astype(_real(_sum_dtype(A.dtype)))
+
+
+# ----------------------------------------------------------------------------------- rows and columns
+def _line_norms(A: BsrBase, ord: Any, axis: int) -> Array:
+    """Compute the norms of the columns (axis 0) or rows (axis 1)."""
+    xp = A._backend.xp
+    if _is(ord, math.inf, -math.inf):
+        return _line_extremes(A, axis, ord > 0)
+    if _is(ord, 1):
+        return _line_sums(A, axis).astype(_real(_sum_dtype(A.dtype)), copy=False)
+    blocks = A._canonical()
+    if _is(ord, 0):
+        return _sum_over_lines(A, blocks, axis, blocks.data != 0, np.dtype(np.int_))
+    if ord is None or _is(ord, 2):
+        values = _squares(blocks.data)
+        return xp.sqrt(_sum_over_lines(A, blocks, axis, values, values.dtype)).astype(_root_dtype(A.dtype), copy=False)
+    p = float(ord) if isinstance(ord, numbers.Real) else 0.0
+    if not p > 0:
+        raise ValueError(f"ord: wanted None, 0, a number > 0, inf or -inf for rows or columns, got {ord!r}")
+    values = abs(_for_root(blocks.data)) ** p
+    sums = _sum_over_lines(A, blocks, axis, values, values.dtype)
+    return (sums ** (1 / p)).astype(_root_dtype(A.dtype), copy=False)
+
+
+def _line_sums(A: BsrBase, axis: int) -> Array:
+    """Return the sums of absolute values of the columns (axis 0) or rows (axis 1), in the dtype of the accumulator."""
+    blocks = A._canonical()
+    dtype = _sum_dtype(A.dtype)
+    data = blocks.data
+    if data.dtype.kind != "c":  # cast before abs: abs(-128) does not fit into int8
+        data = data.astype(accumulator_dtype(dtype), copy=False)
+    values = abs(data)
+    return _sum_over_lines(A, blocks, axis, values, values.dtype)
+
+
+def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype: np.dtype[Any]) -> Array:
+    if A._backend.loops is not None:
+        stored = blocks._replace(data=values.astype(dtype, copy=False))
+        sums = A._backend.loops.add_blocks(stored, A._block_shape[1], axis)
+        if sums is not None:
+            return sums.sum(axis=1 + axis).reshape(-1)
+    lines, starts, order = _group(A, blocks, axis)
+    within = values.sum(axis=1 + axis)
+    return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
+
+
+def _line_extremes(A: BsrBase, axis: int, largest: bool) -> Array:
+    """Return the largest or smallest absolute value of each column or row; elements that are not stored are 0."""
+    xp = A._backend.xp
+    if not A._shape[axis]:
+        raise ValueError(f"A: {'columns' if axis == 0 else 'rows'} of shape {A._shape} have no elements to compare")
+    blocks = A._canonical()
+    data = blocks.data.astype(np.float32) if A.dtype == BFLOAT16 else blocks.data
+    values = data if A.dtype == BOOL else abs(data)
+    within = (values.max if largest else values.min)(axis=1 + axis)
+    lines, starts, order = _group(A, blocks, axis)
+    best = A._backend.segment_reduce("maximum" if largest else "minimum", within, order, starts)
+    if not largest:
+        ends = xp.concatenate([starts[1:], xp.full(min(1, len(starts)), len(blocks.indices), starts.dtype)])
+        partial = (ends - starts) * blocks.data.shape[1 + axis] < A._shape[axis]
+        best = xp.where(partial[:, None], xp.minimum(best, best.dtype.type(0)), best)
+    return _spread(A, axis, lines, best).astype(_real(A.dtype), copy=False)
+
+
+def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
+    """Group the blocks by block column (axis 0) or block row (axis 1).
+
+    Returns the columns or rows that have blocks, the start of each group, and the order of the blocks that groups them;
+    the order is None if the blocks are stored in it.
+    """
+    backend, xp = A._backend, A._backend.xp
+    order = None
+    if axis == 1:
+        keys = backend.expand(blocks.indptr, len(blocks.indices))
+    else:
+        if backend.loops is not None:
+            order = backend.loops.by_column(blocks.indices, blocks.indptr, A._block_shape[1])[0]
+        else:
+            order = xp.argsort(blocks.indices, kind="stable")
+        keys = blocks.indices[order]
+    starts = structure.first_of_runs(backend, keys)  # synchronize!
+    return keys[starts], starts, order
+
+
+def _spread(A: BsrBase, axis: int, lines: Array, values: Array) -> Array:
+    """Return a vector with the values of some block columns or block rows and zeros for all others."""
+    side = 1 - axis
+    out = A._backend.xp.zeros((A._block_shape[side], A.blocksize[side]), values.dtype)
+    out[lines] = values
+    return out.reshape(-1)
+
+
+# -------------------------------------------------------------------------------------------- dtypes
+def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the absolute values of `dtype`."""
+    return np.zeros((), dtype).real.dtype if dtype.kind == "c" else dtype
+
+
+def _root_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a norm that is a root: float64 for integers and booleans."""
+    return np.dtype(np.float64) if dtype.kind in "biu" else _real(dtype)
+
+
+def _for_root(data: Array) -> Array:
+    """Cast values to the dtype in which their powers are summed."""
+    if data.dtype.kind == "c":
+        return data
+    return data.astype(accumulator_dtype(_root_dtype(data.dtype)), copy=False)
+
+
+def _squares(data: Array) -> Array:
+    """Compute ``abs(x)**2``."""
+    x = _for_root(data)
+    return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x

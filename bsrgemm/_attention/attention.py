@@ -6,13 +6,14 @@ backend (`host` or `cuda`) does the work.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._backend.base import Array
+import numpy as np
+
+from .._backend.base import Array, Backend
 from .._backend.registry import backend_of, target
 from ..dtypes import FLOAT8, as_dtype
-from . import repeats
-from .call import AttentionCall
+from .call import AttentionCall, key_of
 from .checks import (
     arrays,
     band,
@@ -160,14 +161,16 @@ def attention(
     >>> bg.attention(q, q, v, cu_seqlens_q=[0, 1, 3], cu_seqlens_k=[0, 1, 3])[:, 0, 0]
     array([1., 3., 3.])
     """
-    asked, given = None, out
-    if backend_of(q) is None or (out is not None and backend_of(out) is None):
+    key, given = None, out
+    own = backend_of(q)
+    if own is None or (out is not None and backend_of(out) is None):
         q, k, v, out = arrays(q, k, v, out)
+        own = backend_of(q)
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
-    if plain and (mask is None or type(mask) is BlockMask):
-        asked = (q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse)
-        repeat = repeats.lookup(asked, mask)
-        if repeat is not None and (found := repeat.again(q, k, v, out)) is not None:
+    if plain and (mask is None or type(mask) is BlockMask) and own is not None and own.records and own.is_dense(q):
+        key = key_of((q, k, v), out, window, (causal, scale, softcap, layout, align, return_lse))
+        known = None if key is None else ENGINES.of(own).known(mask, key)
+        if known is not None and (found := known.again(q, k, v, out)) is not None:
             return delivered(found, given)
     check_layout(layout, align)
     causal, return_lse = checked_flag(causal, "causal"), checked_flag(return_lse, "return_lse")
@@ -186,10 +189,8 @@ def attention(
     dtype, acc = fp8_dtypes(*dtypes) if fp8 else dtypes_of(*dtypes)
     q4, k4, v4 = by_heads(q, layout, variable), by_heads(k, layout, variable), by_heads(v, layout, variable)
     sizes = sizes_of(q4.shape, k4.shape, v4.shape)
-    bounds = None
-    if variable:
-        bounds = checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask)
-    else:
+    bounds = checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask) if variable else None
+    if bounds is None:
         check_mask(backend, mask, sizes)
     factor = sizes.scale if scale is None else checked_number(scale, "scale", acc)
     cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)
@@ -213,9 +214,32 @@ def attention(
     result4 = by_heads(result, layout, variable)
     what = (q4, k4, v4, result4, lse, acc, factor, cap, left, right, align == "bottom-right", mask, bounds)
     launch = ENGINES.of(backend).forward(AttentionCall(*what, fp8, scales, value_scale))
-    if launch is not None and asked is not None:
+    if launch is not None and key is not None:
         sums = None if lse is None else (lse.shape, lse.dtype)
-        repeats.remember(asked, mask, repeats.Repeat(backend, shape, dtype, sums), (result, lse), launch)
+        ENGINES.of(backend).remember(mask, key, _Known(backend, shape, dtype, sums, launch))
     if lse is not None and variable:
         lse = lse[0]
     return delivered(result if lse is None else (result, lse), given)
+
+
+class _Known(NamedTuple):
+    """What is known of a kind of call after its arguments were checked: what its results are, and its launch."""
+
+    backend: Backend
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    #: shape of the logarithms of the sums, and their dtype; None if they are not wanted
+    lse: tuple[tuple[int, ...], np.dtype[Any]] | None
+    launch: Any
+
+    def again(self, q: Array, k: Array, v: Array, out: Array | None) -> Any:
+        """Start the call; None if `out` may overlap an operand, which the usual way has to check."""
+        backend, may_overlap = self.backend, None
+        if out is None:
+            result = backend.empty(self.shape, self.dtype)
+        else:
+            result, may_overlap = out, lambda: any(backend.overlap(out, x) for x in (q, k, v))
+        if self.lse is None:
+            return result if self.launch.start((q, k, v, result), may_overlap=may_overlap) else None
+        lse = backend.empty(*self.lse)
+        return (result, lse) if self.launch.start((q, k, v, result, lse), may_overlap=may_overlap) else None

@@ -42,6 +42,8 @@ class AttentionCall:
     scales: tuple[Array | None, Array | None, Array | None] = (None, None, None)
     #: factor of the result
     value_scale: float = 1.0
+    #: a copy of v in fp8 in which keys are contiguous, for the kernels that read one
+    values: Array | None = None
 
 
 @dataclass(slots=True)
@@ -92,5 +94,56 @@ class DecodeCall:
     blocks: Array | None = None
     #: keys of such a block
     block: int = 0
-    #: what an engine keeps for calls that differ from this one in addresses and lengths alone; None keeps nothing
-    prepared: dict[Any, Any] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of queries that read the same keys: query heads of a group, times queries."""
+        return int(self.q.shape[1] // self.cache.kv_heads * self.q.shape[2])
+
+    @property
+    def arrays(self) -> dict[str, Array | None]:
+        """The operands of a kernel by name, in their order; None where there is none."""
+        cache = self.cache
+        return {
+            "q": self.q,
+            "k": cache.k,
+            "v": cache.v,
+            "out": self.out,
+            "lse": self.lse,
+            "lengths": cache._device_lengths,
+            "table": cache.table,
+            "blocks": self.blocks,
+        }
+
+
+def key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tuple[Any, ...]) -> Any:
+    """Return everything that the checks and the launch of a call depend on; None if it cannot be remembered.
+
+    Options of another type are another call: ``causal=1`` equals ``causal=True``, but is refused.
+    """
+    q, k, v = operands
+    kind = type(q)
+    if type(k) is not kind or type(v) is not kind:
+        return None
+    asked = asked_for(kind, out, window, options)
+    if asked is None:
+        return None
+    begins = q.data.ptr % 16, k.data.ptr % 16, v.data.ptr % 16
+    return q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, begins, asked
+
+
+def asked_for(kind: Any, out: Any, window: Any, options: tuple[Any, ...]) -> Any:
+    """Return what a key has of everything but the operands; None if a call with that cannot be remembered.
+
+    `kind` is the class of the operands. Options of another type are another call, even if they are equal.
+    """
+    sides = results = None
+    if window is not None:
+        if type(window) is not tuple:
+            return None
+        sides = tuple(map(type, window))
+    if out is not None:
+        if type(out) is not kind:
+            return None
+        results = (out.shape, out.strides, out.dtype, out.data.ptr % 16)
+    return results, window, sides, options, tuple(map(type, options))

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._backend.base import Array, Backend
-from .._backend.names import named
+from .._backend.base import Array, Backend, named
 from .._backend.registry import adopted, backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT8, FLOAT16, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, result_dtype
-from .given import host_array
-from .mask import BlockMask
+from .mask_base import MaskBase
 
 #: Dtypes of q, k, v and the result.
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
@@ -44,6 +42,17 @@ class Sizes(NamedTuple):
     keys: int
     #: factor of the scores by default
     scale: float
+
+
+def host_array(name: str, numbers: Any, wanted: str) -> np.ndarray[Any, Any]:
+    """Numbers that a caller gives as lists, or in an array of the host, as an array of NumPy.
+
+    ValueError, which says what was `wanted`, for nested lists of different lengths.
+    """
+    try:
+        return np.asarray(numbers)
+    except ValueError:
+        raise ValueError(f"{name}: wanted {wanted}, got {numbers!r}") from None
 
 
 def check_layout(layout: Any, align: Any) -> None:
@@ -196,7 +205,7 @@ def _check_tiles(name: str, tiles: int, way_out: str) -> None:
 def check_mask(backend: Backend, mask: Any, sizes: Sizes) -> None:
     if mask is None:
         return
-    if not isinstance(mask, BlockMask):
+    if not isinstance(mask, MaskBase):  # nobody but BlockMask is one
         raise TypeError(
             f"mask: wanted a BlockMask, got {type(mask).__name__}; BlockMask.from_dense makes one of booleans, "
             "BlockMask.from_bsr of a BSR matrix"

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import cupy
+
 from .._backend import registry
-from . import backward_launch, decode_launch, launch
+from .._kernels import forced_kernel
+from .._kernels.launch import Calls, Launch
+from . import choose, decode_kernel
+from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
-from .engine import AttentionEngine, Launch
+from .engine import AttentionEngine
+from .mask import BlockMask
 
 
 class CudaAttention(AttentionEngine):
     """Attention of CuPy arrays."""
 
-    repeats_decode = True
+    decodes: Calls = decode_kernel.CALLS
+    decode_key = staticmethod(decode_kernel.decode_key)
 
     def forward(self, call: AttentionCall) -> Launch | None:
         with self.backend.recording(call):
-            return launch.forward(self.backend, call)
+            return choose.forward(self.backend, call)
+
+    def known(self, mask: BlockMask | None, key: Any) -> Any:
+        return choose.calls_of(mask).get(self._key(key))
+
+    def remember(self, mask: BlockMask | None, key: Any, known: Any) -> None:
+        choose.calls_of(mask).remember(self._key(key), known)
+
+    @staticmethod
+    def _key(key: Any) -> Any:
+        return key, forced_kernel.name, cupy.cuda.runtime.getDevice()
 
     def backward(self, call: BackwardCall) -> None:
         with self.backend.recording(call):
-            backward_launch.backward(self.backend, call)
+            backward(self.backend, call)
 
-    def decode(self, call: DecodeCall) -> None:
-        decode_launch.decode(call)
+    def decode(self, call: DecodeCall) -> Launch:
+        return decode_kernel.decode(call)
 
 
 ENGINE = CudaAttention(registry.cuda())

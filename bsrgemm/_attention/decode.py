@@ -6,18 +6,16 @@ It checks the arguments and allocates the output; the engine of the backend (`ho
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._backend.base import Array
 from .._backend.registry import target
 from ..dtypes import accumulator_dtype
-from . import decode_repeats
 from .call import DecodeCall
-from .checks import check_window, checked_flag, checked_number, delivered
+from .checks import check_window, checked_flag, checked_number, delivered, host_array
 from .engine import ENGINES
-from .given import host_array
 from .kv_cache import TILE, KVCache, dense_of
 
 _LAYOUTS = {"bhsd": "(batch, heads, queries, head dim)", "bshd": "(batch, queries, heads, head dim)"}
@@ -123,15 +121,14 @@ def attention_decode(
         q = dense_of(backend, q, "q")
     if out is not None and not backend.is_dense(out):
         out = target(backend, out, "out", ", where the cache is")
-    key, token = None, q
+    engine, key = ENGINES.of(backend), None
     if blocks is block is None:
-        key = decode_repeats.key_of(q, cache, out, window, (scale, softcap, layout, return_lse))
-        kind = decode_repeats.lookup(key)
-        if kind is not None and (found := kind.again(q, cache, out)) is not None:
+        key = engine.decode_key(q, cache, out, window, (scale, softcap, layout, return_lse))
+        known: _Known | None = None if key is None else engine.decodes.get(key)
+        if known is not None and (found := known.again(q, cache, out)) is not None:
             return delivered(found, given)
     if not isinstance(layout, str) or layout not in _LAYOUTS:
         raise ValueError(f"layout: wanted 'bhsd' or 'bshd', got {layout!r}")
-    engine = ENGINES.of(backend)
     if q.ndim != 4:
         raise ValueError(f"q: wanted 4 dimensions, {_LAYOUTS[layout]} for layout {layout!r}, got shape {q.shape}")
     if q.dtype != cache.dtype:
@@ -149,7 +146,8 @@ def attention_decode(
     left = check_window(window)[0]
     left = cache.capacity if left < 0 else min(left, cache.capacity)
     acc = accumulator_dtype(cache.dtype)
-    factor = 1 / math.sqrt(D) if scale is None else checked_number(scale, "scale", acc)
+    # Equal scales have equal bytes: -0.0 becomes 0.0.
+    factor = 1 / math.sqrt(D) if scale is None else checked_number(scale, "scale", acc) + 0.0
     cap = None if softcap is None else checked_number(softcap, "softcap", acc, positive=True)
     if blocks is not None or block is not None:
         blocks, block = _check_blocks(blocks, block, cache)
@@ -161,12 +159,50 @@ def attention_decode(
     out4 = result if layout == "bhsd" else result.swapaxes(1, 2)
     lse = backend.xp.empty((B, H_q, S_q), acc) if checked_flag(return_lse, "return_lse") else None
     sums = None if lse is None else (lse.shape, lse.dtype)
-    kind = decode_repeats.kind_of(key, decode_repeats.Kind(shape, sums, factor, cap, left, layout == "bshd", engine))
-    prepared = None if kind is None else kind.prepared
-    engine.decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0, prepared))
-    if kind is not None:
-        kind.remember(token, cache, out)
+    launch = engine.decode(DecodeCall(q4, cache, out4, lse, factor, cap, left, blocks, block or 0))
+    if key is not None:
+        engine.decodes.remember(key, _Known(shape, sums, launch, None if out is None else _reach_of(out, q, cache)))
     return delivered(result if lse is None else (result, lse), given)
+
+
+class _Known(NamedTuple):
+    """What is known of a kind of decode after its arguments were checked: what its results are, and its launch."""
+
+    #: shape of the result
+    shape: tuple[int, ...]
+    #: shape of the logarithms of the sums, and their dtype; None if they are not wanted
+    sums: tuple[tuple[int, ...], np.dtype[Any]] | None
+    launch: Any
+    #: bytes from the address to the first and behind the last byte of `out`, q, keys and values; None without `out`
+    reach: tuple[tuple[int, int], ...] | None
+
+    def again(self, q: Array, cache: KVCache, out: Array | None) -> Any:
+        """Start the decode; None if `out` may overlap an operand, which the usual way has to check."""
+        backend = cache._backend
+        result = backend.empty(self.shape, cache.dtype) if out is None else out
+        lse = None if self.sums is None else backend.empty(*self.sums)
+        arrays = (q, cache.k, cache.v, result, lse, cache._device_lengths, cache.table)
+        may_overlap = None if out is None else lambda: self._meet(out.data.ptr, q, cache)
+        if not self.launch.start([x for x in arrays if x is not None], may_overlap=may_overlap):
+            return None
+        return result if lse is None else (result, lse)
+
+    def _meet(self, out: int, q: Array, cache: KVCache) -> bool:
+        """Whether the bytes from the first to the last one of `out`, at this address, meet those of an operand."""
+        assert self.reach is not None
+        (low, high), (first, last), keys, values = self.reach
+        low, high, at = out + low, out + high, q.data.ptr
+        if at + first < high and low < at + last:
+            return True
+        at, v = cache.k.data.ptr, cache.v.data.ptr
+        return (at + keys[0] < high and low < at + keys[1]) or (v + values[0] < high and low < v + values[1])
+
+
+def _reach_of(out: Array, q: Array, cache: KVCache) -> tuple[tuple[int, int], ...]:
+    """What `_Known.reach` says of these arrays."""
+    backend = cache._backend
+    extents = ((backend.address(x), backend.extent(x)) for x in (out, q, cache.k, cache.v))
+    return tuple((first - at, last - at) for at, (first, last) in extents)
 
 
 # ------------------------------------------------------------------------------------------------- checks
@@ -221,7 +257,13 @@ def _check_out(out: Any, shape: tuple[int, ...], q: Array, cache: KVCache) -> Ar
     out = target(backend, out, "out", ", where the cache is")
     if out.shape != shape or out.dtype != cache.dtype:
         raise ValueError(f"out: wanted {cache.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
-    for name, x in (("q", q), ("cache", cache.k), ("cache", cache.v)):
-        if backend.overlap(out, x):
-            raise ValueError(f"out: overlaps {name}")
+    name = _overlapped(out, q, cache)
+    if name is not None:
+        raise ValueError(f"out: overlaps {name}")
     return out
+
+
+def _overlapped(out: Array, q: Array, cache: KVCache) -> str | None:
+    """Return the name of an operand that `out` overlaps, or None."""
+    operands = (("q", q), ("cache", cache.k), ("cache", cache.v))
+    return next((name for name, x in operands if cache._backend.overlap(out, x)), None)

@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any
 
-from .._backend.base import Array, Backend
-from .._backend.engines import EngineTable
-from .._kernels.movable import MovingLaunch
+from .._backend.base import Array, Backend, EngineTable
 from .call import AttentionCall, BackwardCall, DecodeCall
-
-
-class Launch(Protocol):
-    """An attention that can be started again with the same operands and options."""
-
-    def start(self, operands: tuple[Array | None, ...]) -> bool:
-        """Start it; False, and nothing is started, if the device or the choice of a kernel has changed.
-
-        The operands are q, k, v, the result and the logarithms, at whose addresses it is.
-        """
-
-    def movable(self) -> MovingLaunch:
-        """Return a launch for q, k, v, a result and logarithms at any aligned addresses, all else being equal."""
+from .kv_cache import KVCache
+from .mask import BlockMask
 
 
 class AttentionEngine(ABC):
     """Attention on the arrays of one backend."""
 
-    #: Whether decodes of known operands are started without checks; this pays where a decode takes microseconds.
-    repeats_decode = False
+    #: What is known of decodes that were checked (`Calls`, by `decode_key`): they are not checked again.
+    decodes: Any = None
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
 
     @abstractmethod
-    def forward(self, call: AttentionCall) -> Launch | None:
+    def forward(self, call: AttentionCall) -> Any:
         """Write the result of an attention, and the logarithms of its sums if they are wanted.
 
-        Returns what starts the same again, or None if that is not possible.
+        Returns what starts calls of the same kind again (`Launch`), or None if that is not possible.
         """
+
+    def known(self, mask: BlockMask | None, key: Any) -> Any:
+        """Return what is known of a kind of call with a mask, or without one; None where nothing is remembered."""
+        return None
+
+    def remember(self, mask: BlockMask | None, key: Any, known: Any) -> None:
+        """Keep what is known of a kind of call for the next one, where anything is remembered."""
+        return None
 
     @abstractmethod
     def backward(self, call: BackwardCall) -> None:
         """Write the gradients of an attention."""
 
+    def decode_key(self, q: Array, cache: KVCache, out: Array | None, window: Any, options: tuple[Any, ...]) -> Any:
+        """Return the key of a call in `decodes`; None if it has to be checked.
+
+        The options are scale, softcap, layout and return_lse.
+        """
+        return None
+
     @abstractmethod
-    def decode(self, call: DecodeCall) -> None:
-        """Write the result of a decode, and the logarithms of its sums if they are wanted."""
+    def decode(self, call: DecodeCall) -> Any:
+        """Write the result of a decode, and the logarithms of its sums if they are wanted; return its launch."""
 
 
 ENGINES: EngineTable[AttentionEngine] = EngineTable(__package__, cpu="host", cuda="cuda")

@@ -14,7 +14,7 @@ from .._backend.numpy_backend import HOST
 from ..dtypes import FP8_VALUES, accumulator_dtype
 from . import host_backward, host_tiles
 from .call import AttentionCall, BackwardCall, DecodeCall
-from .engine import AttentionEngine, Launch
+from .engine import AttentionEngine
 from .host_backward import GroupedBackward
 from .host_tiles import Band, GroupedCall
 
@@ -25,7 +25,7 @@ _UNBOUNDED = 2**30
 class HostAttention(AttentionEngine):
     """Attention of NumPy arrays."""
 
-    def forward(self, call: AttentionCall) -> Launch | None:
+    def forward(self, call: AttentionCall) -> None:
         q, k, v = call.q, call.k, call.v
         if call.fp8:
             q, k, v = (_widened(x, scale) for x, scale in zip((q, k, v), call.scales, strict=True))

@@ -17,7 +17,7 @@ import numpy as np
 from .._backend import threads
 from .._backend.base import Array
 from .mask import BlockMask
-from .mask_bits import FULL
+from .mask_base import FULL
 
 #: Rows of a tile of scores, over all heads in it, and its columns: 1 MB in float32, which stays in the L2 cache.
 _TILE_ROWS, _TILE_KEYS = 512, 512

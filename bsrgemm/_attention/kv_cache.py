@@ -7,18 +7,18 @@ how often the graph was replayed: from then on the lengths on the device count, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from .._backend import registry
-from .._backend.base import Array, Backend
-from .._backend.names import class_of
+from .._backend.base import Array, Backend, EngineTable, class_of
 from .._backend.recording import recorded
 from ..dtypes import BFLOAT16, FLOAT16, HALF_DTYPES, check_dtype
-from .append import APPEND_ENGINES, AppendCall, AppendEngine
-from .given import host_array
+from .checks import host_array
 
 _DTYPES = (FLOAT16, BFLOAT16, np.dtype(np.float32), np.dtype(np.float64))
 _LAYOUTS = {"bhsd": "(batch, KV heads, length, head dim)", "bshd": "(batch, length, KV heads, head dim)"}
@@ -28,6 +28,53 @@ _MOST_CAPACITY, _MOST_ROWS = 2**30, 2**31
 _NO_PAGE = -1
 #: Keys of a tile of the kernel; pages and blocks consist of whole tiles.
 TILE = 16
+
+
+@dataclass(slots=True)
+class AppendCall:
+    """Checked arguments of `KVCache.append`; `k` and `v` are (batch, heads, tokens, columns) of any strides."""
+
+    k: Array
+    v: Array
+    #: memory of the cache, (pages, heads, tokens of a page, columns)
+    to_k: Array
+    to_v: Array
+    #: tokens that each sequence has, and tokens for which it had no room; int32 on the cache's device
+    lengths: Array
+    refused: Array
+    #: largest length of a sequence
+    capacity: int
+    #: pages of each sequence, and what the table becomes before the tokens are written; None if the cache is not paged,
+    #: or if the table stays as it is
+    table: Array | None = None
+    new_table: Array | None = None
+    #: how many of the tokens each sequence takes, int32 on the cache's device; None: all
+    takes: Array | None = None
+
+    @property
+    def arrays(self) -> dict[str, Array | None]:
+        """The operands of a kernel by name, in their order; None where there is none."""
+        names = ("k", "v", "to_k", "to_v", "lengths", "refused", "table", "takes")
+        return {name: getattr(self, name) for name in names}
+
+
+class AppendEngine(ABC):
+    """Appends tokens to the sequences of a cache on the arrays of one backend."""
+
+    def is_capturing(self) -> bool:
+        """Tell whether work becomes a part of a graph that is replayed later, instead of being done now."""
+        return False
+
+    @abstractmethod
+    def append(self, call: AppendCall) -> None:
+        """Write tokens at the ends of the sequences, whose lengths on the device grow by them.
+
+        A sequence without room for all of its tokens takes none of them. They are added to `refused`.
+        """
+
+
+#: By the name of the backend, what appends to caches there.
+APPEND_ENGINES: EngineTable[AppendEngine] = EngineTable(__package__, cpu="kv_cache", cuda="decode_kernel")
 
 
 class KVCache:
@@ -146,8 +193,8 @@ class KVCache:
         self._free = list(range(self.pages))[::-1]
         self._pages = np.full((self.batch, width), _NO_PAGE, np.int32)
         self.table = None if self.page is None else self._backend.from_host(self._pages)
-        #: the largest of `_lengths`, and their sum
-        self._longest = self._total = 0
+        #: the largest of `_lengths`, and their sum; both as rounded numbers of tiles
+        self._longest, self._total, self._tiles = 0, 0, (0, 0)
 
     @property
     def lengths(self) -> np.ndarray[Any, Any]:
@@ -489,6 +536,7 @@ class KVCache:
     def _set_lengths(self, lengths: np.ndarray[Any, Any]) -> None:
         self._lengths = lengths
         self._longest, self._total = int(lengths.max()), int(lengths.sum())
+        self._tiles = rounded_tiles(self._longest, self._total, self.batch)
 
     def _append_in_graph(self, engine: AppendEngine, k: Array, v: Array, lengths: Any) -> None:
         """Let each replay of the graph that is being captured append tokens."""
@@ -530,6 +578,19 @@ class KVCache:
             del self._free[-len(taken) :]
 
 
+@lru_cache(maxsize=1024)
+def rounded_tiles(longest: int, total: int, batch: int) -> tuple[int, int]:
+    """Rounded numbers of tiles of keys: those of the longest sequence, and those of all `batch` sequences together."""
+    tiles = _about(-(-longest // TILE))
+    return tiles, min(batch * tiles, _about(-(-total // TILE)))
+
+
+def _about(x: int) -> int:
+    """x rounded up to its four leading bits, so that similar lengths share a launch of decode."""
+    shift = max(0, x.bit_length() - 4)
+    return -(-x >> shift) << shift
+
+
 @lru_cache(maxsize=256)
 def _same(*sizes: Any) -> object:
     """Return an object that is the same for equal sizes. As a part of a key it is found faster than they are."""
@@ -567,3 +628,44 @@ def _page(page: Any) -> int:
     if not _LEAST_PAGE <= number <= _MOST_PAGE or number & (number - 1):
         raise ValueError(f"page: wanted a power of two from {_LEAST_PAGE} to {_MOST_PAGE}, got {page!r}")
     return number
+
+
+# --------------------------------------------------------------------------------- append on the CPU
+class HostAppend(AppendEngine):
+    """Appends to caches in memory of NumPy."""
+
+    def append(self, call: AppendCall) -> None:
+        n = call.k.shape[2]
+        if call.table is not None and call.new_table is not None:
+            call.table[...] = call.new_table
+        for b, first in enumerate(call.lengths.tolist()):
+            takes = n if call.takes is None else min(max(int(call.takes[b]), 0), n)
+            numbers, places = _targets(call, b, np.arange(first, first + takes))
+            if first < 0 or first + takes > call.capacity or not _exist(numbers, len(call.to_k)):
+                call.refused[b] += takes
+                continue
+            for x, to in ((call.k, call.to_k), (call.v, call.to_v)):
+                if call.table is None:
+                    to[b, :, first : first + takes] = x[b, :, :takes]
+                else:
+                    to[numbers, :, places] = x[b, :, :takes].swapaxes(0, 1)
+            call.lengths[b] += takes
+
+
+def _targets(call: AppendCall, b: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the page of each of some tokens of a sequence, -1 if it has none, and the position in the page."""
+    if call.table is None:
+        return np.full(len(tokens), b), tokens
+    page = call.to_k.shape[2]
+    width = call.table.shape[1]
+    numbers = np.full(len(tokens), -1)
+    inside = (tokens >= 0) & (tokens < width * page)
+    numbers[inside] = call.table[b, tokens[inside] // page]
+    return numbers, tokens % page
+
+
+def _exist(pages: np.ndarray, count: int) -> bool:
+    return bool(((pages >= 0) & (pages < count)).all())
+
+
+ENGINE = HostAppend()

@@ -13,12 +13,10 @@ import numpy as np
 
 from .._backend.base import Array
 from .._plotting import PART, WHOLE, MaskPattern, draw_mask
-from .mask_base import Limits
-from .mask_bits import FULL, counts_of, unpack, with_whole
+from .mask_base import FULL, Limits, counts_of, unpack, with_whole
 from .mask_convert import Conversions
-from .mask_patterns import PatternMasks
-from .mask_rules import IntervalMasks
-from .mask_slice import Rectangles
+from .mask_make import IntervalMasks, PatternMasks
+from .mask_ops import Rectangles
 
 #: If there are at most this many words and combinations, element masks are computed on the host: no kernel is launched.
 _FEW = 1 << 16

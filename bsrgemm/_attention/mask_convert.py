@@ -6,15 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from .._array.arrays import leaf
 from .._array.base import BsrBase, no_bsr
 from .._array.construct import from_sparse
-from .._array.leaves import leaf
 from .._backend import registry, structure
 from .._backend.base import Array
-from .given import host_array
-from .mask_base import MaskBase
-from .mask_bits import pack, unpack, whole_kinds
-from .mask_grid import Grid, check_heads, check_shape
+from .checks import host_array
+from .mask_base import Grid, MaskBase, check_heads, check_shape, pack, unpack, whole_kinds
 
 
 class Conversions(MaskBase):

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .mask import BlockMask
-from .mask_bits import FULL, NOTHING
+from .mask_base import FULL, NOTHING
 
 _INT32 = np.dtype(np.int32)
 #: Tiles and entries are numbered in int32.

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._backend.base import Array, Backend
-from .._backend.names import named
+from .._backend.base import Array, Backend, named
 from .._backend.registry import backend_of, foreign_backend, target
 from ..dtypes import BFLOAT16, FLOAT16, accumulator_dtype, check_dtype, result_dtype
 from . import checks

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .._kernels.element_types import BYTES, accumulator, element
-from .._kernels.jit import MAX_GRID_X, KernelSpec
+from .._kernels.jit import MAX_GRID_X
+from .._kernels.kernel import Kernel
 from .._kernels.structs import Struct
 from ..dtypes import accumulator_dtype
 
@@ -33,36 +34,30 @@ VECTOR_DTYPES = {np.dtype(a): tuple(map(np.dtype, b)) for a, b in (("f", "f"), (
 
 
 @dataclass(frozen=True)
-class Segment:
+class Segment(Kernel, source="segment.cu"):
     """Configuration of the kernel that reduces segments of rows."""
 
-    element: str
-    acc: str
+    element_a: str
+    accumulator: str
     operation: str
     lanes: int
     columns: int
 
     threads = 128
 
-    def spec(self) -> KernelSpec:
-        return KernelSpec(
-            "segment.cu",
-            "segment",
-            (
-                ("ELEMENT_A", self.element),
-                ("ACCUMULATOR", self.acc),
-                ("OPERATION", self.operation),
-                ("LANES", self.lanes),
-                ("COLUMNS", self.columns),
-            ),
-        )
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Segment]:
+        for dtype in dtypes:
+            for operation in OPERATIONS:
+                yield from (segment(dtype, operation, 1, 1 << n) for n in range(6))
+                yield segment(dtype, operation, 32, 1)
 
     def grid(self, segments: int) -> tuple[int]:
         return (min(MAX_GRID_X, -(-segments // (self.threads // (self.lanes * self.columns)))),)
 
 
 @dataclass(frozen=True)
-class Expand:
+class Expand(Kernel, source="expand.cu"):
     """Configuration of the kernel that writes the row of each entry of a compressed index."""
 
     index: str
@@ -70,20 +65,21 @@ class Expand:
     threads = 128
     entries = 8
 
-    def spec(self) -> KernelSpec:
-        return KernelSpec("expand.cu", "expand", (("INDEX", self.index),))
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Expand]:
+        yield from map(cls, ("i32", "i64"))
 
     def grid(self, entries: int) -> tuple[int]:
         return (min(MAX_GRID_X, -(-entries // (self.threads * self.entries))),)
 
 
 @dataclass(frozen=True)
-class VectorSteps:
-    """Configuration of the kernel with the steps of Krylov methods; `narrow` is the element type of the vector v."""
+class VectorSteps(Kernel, source="vector_steps.cu", argument=VECTOR_STEPS, derived="unroll"):
+    """Configuration of the kernel with the steps of Krylov methods; `element_b` is that of the vector v."""
 
     operation: str
-    element: str
-    narrow: str
+    element_a: str
+    element_b: str
 
     threads = 256
     #: The most CTAs: as many as run at once on 128 multiprocessors. A grid follows from n and the types alone, so that
@@ -102,22 +98,14 @@ class VectorSteps:
         """Whether there is a sum over all elements."""
         return self.operation != "kDirection"
 
-    def spec(self) -> KernelSpec:
-        return KernelSpec(
-            "vector_steps.cu",
-            "vector_steps",
-            (
-                ("ELEMENT_A", self.element),
-                ("ELEMENT_B", self.narrow),
-                ("OPERATION", self.operation),
-                ("UNROLL", self.unroll),
-            ),
-            (VECTOR_STEPS,),
-        )
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[VectorSteps]:
+        for dtype in dtypes:
+            yield from vector_steps_of(dtype)
 
     def grid(self, n: int) -> tuple[int]:
         """One CTA at least, which writes a sum of nothing."""
-        chunk = self.threads * self.unroll * self.pack_bytes // BYTES[self.element]
+        chunk = self.threads * self.unroll * self.pack_bytes // BYTES[self.element_a]
         return (max(1, min(self.most_ctas, -(-n // chunk))),)
 
 
@@ -153,3 +141,7 @@ def _ordered(dtype: np.dtype[Any]) -> str:
     Unlike an accumulator it keeps the signedness of integers, which decides their order.
     """
     return "f32" if accumulator_dtype(dtype) != dtype else element(dtype)
+
+
+#: The kernels that implement array primitives.
+ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps)

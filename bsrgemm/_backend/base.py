@@ -1,20 +1,40 @@
-"""The interface that an array module must offer, on the host (NumPy, SciPy) or on the GPU (CuPy, cupyx).
-
-A `Backend` names the array module, the sparse classes of the other formats and the few array primitives that are
-implemented separately for the host and the GPU. Everything else in the package is written once, over `backend.xp`.
-Products and attention have engines of their own, which `engines.EngineTable` finds.
-"""
+"""The interface that an array module must offer, on the host (NumPy, SciPy) or on the GPU (CuPy, cupyx)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from . import index_arrays
+
+
+def public_class(x: Any) -> type:
+    """The class of `x`, or the nearest of its bases whose name is not private."""
+    found = next(kind for kind in type(x).__mro__ if not kind.__name__.startswith("_"))
+    return type(x) if found is object or found.__module__ in ("abc", "typing") else found
+
+
+def class_of(x: Any) -> str:
+    """The class of `x` after the name of its library, such as "numpy ndarray"; a class of Python alone: "list"."""
+    kind = public_class(x)
+    library = kind.__module__.partition(".")[0]
+    return kind.__name__ if library == "builtins" else f"{library} {kind.__name__}"
+
+
+def named(x: Any) -> str:
+    """`class_of`, with an article before a class of Python: "a list"; None is itself."""
+    if x is None:
+        return "None"
+    name = class_of(x)
+    if " " in name:
+        return name
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
 
 #: Steps that NumPy may take to find out whether two arrays with strides share memory.
 _OVERLAP_WORK: Any = 10_000
@@ -241,3 +261,37 @@ class Backend(ABC):
         The result has every element of each stored block. Blocks keep their order within a block row, and duplicates
         are kept.
         """
+
+
+Engine = TypeVar("Engine")
+
+
+class EngineTable(Generic[Engine]):
+    """The engines of one family of operations, by the name of the backend.
+
+    Parameters
+    ----------
+    package : str
+        The package that contains the modules.
+    **modules : str
+        For each backend, the module of `package` whose `ENGINE` serves it. The module is imported when its engine is
+        first needed, so that work on the CPU never imports CuPy.
+    """
+
+    def __init__(self, package: str, **modules: str) -> None:
+        self._package = package
+        self._modules = modules
+        self._engines: dict[str, Engine] = {}
+
+    def of(self, backend: Backend) -> Engine:
+        """Return the engine that works on arrays of this backend."""
+        engine = self._engines.get(backend.name)
+        return self._load(backend.name) if engine is None else engine
+
+    def register(self, name: str, engine: Engine) -> None:
+        """Add the engine for a further backend, by the name of that backend."""
+        self._engines[name] = engine
+
+    def _load(self, name: str) -> Engine:
+        module: Any = import_module(f"{self._package}.{self._modules[name]}")
+        return self._engines.setdefault(name, cast(Engine, module.ENGINE))

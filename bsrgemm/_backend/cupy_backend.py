@@ -13,7 +13,7 @@ from cupyx.scipy.sparse import _base as cupyx_base
 
 from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
-from .._kernels.launching import contiguous, run
+from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BFLOAT16
-from .base import Array
-from .names import class_of
+from .base import Array, class_of
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 ON_HOST, ON_DEVICE = (CPU, CUDA_HOST), (CUDA, CUDA_MANAGED)

@@ -1,6 +1,6 @@
 """Public calls while a CUDA graph is captured: whatever they read, and whatever they allocate, lives as long as it.
 
-Launches of kernels keep what they point to (`_kernels.launching.start`). Around them, CuPy's own kernels copy, convert
+Launches of kernels keep what they point to (`_kernels.launch`). Around them, CuPy's own kernels copy, convert
 and scale; these are known to the call alone, which therefore keeps everything that its arguments lead to.
 """
 

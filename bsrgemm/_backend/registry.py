@@ -12,8 +12,7 @@ import scipy.sparse
 
 from .._kernels.jit import remedy
 from . import dlpack
-from .base import Array, Backend
-from .names import class_of, named
+from .base import Array, Backend, class_of, named
 
 
 def host_scalar(x: Any) -> bool:

@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from .._attention import decode_config
-from .._attention import heuristics as attention_heuristics
+from .._attention.choose import choose
+from .._attention.decode_kernel import Decode, KvAppend
+from .._attention.forward import PLAIN
+from .._attention.forward import Problem as AttentionProblem
 from .._backend.array_kernels import Expand, segment, vector_steps_of
 from .._kernels import element_types
-from .._products import copies, heuristics
-from .._products.configs import RowMatching, SpgemmPattern, WorkListKernel
+from .._products.call import Problem
+from .._products.lists import RowMatching, WorkListKernel
+from .._products.prepared import compiled_for
+from .._products.spgemm_pattern import SpgemmPattern
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 
 #: The dtypes of the list unless others are asked for.
@@ -36,8 +40,8 @@ _HEADS, _GROUPS = (64, 128), (1, 32)
 _QUERIES = ((10**6, 8192), (2048, 1024))
 
 
-def common_configs(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any]:
-    """Yield the configs of the kernels that the problems of this module lead to on `arch`; some come twice."""
+def common_kernels(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any]:
+    """Yield the kernels that the problems of this module lead to on `arch`; some come twice."""
     index = element_types.element(_INDEX)
     yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
     yield from map(RowMatching, ("overlaps", "match_rows"))
@@ -56,24 +60,18 @@ def _products(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
         rows = max(64, all_rows // side)
         for columns in _COLUMNS:
             counts = (rows, rows, rows * min(_ROW, rows // 4))
-            yield from copies.kernels_of(
-                heuristics.Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True)
-            )
+            yield from compiled_for(Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True))
 
 
 def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
     if dtype not in (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64)):
         return
-    plain = attention_heuristics.PLAIN
     for width in _HEADS:
         for sizes in _QUERIES:
-            yield attention_heuristics.forward(
-                attention_heuristics.Problem(
-                    arch, dtype, dtype, accumulator_dtype(dtype), width, width, plain, True, True, *sizes
-                )
-            )
+            acc = accumulator_dtype(dtype)
+            yield choose(AttentionProblem(arch, dtype, dtype, acc, width, width, PLAIN, True, True, *sizes))
         if dtype in HALF_DTYPES:
-            decodes = (decode_config.decode_config(dtype, width, width, rows) for rows in _GROUPS)
-            yield from (config for config in decodes if decode_config.runs_on(config, arch))
+            decodes = (Decode.of(dtype, width, width, rows) for rows in _GROUPS)
+            yield from (kernel for kernel in decodes if kernel.runs_on(arch))
     if dtype in HALF_DTYPES:
-        yield decode_config.KvAppend(element_types.element(dtype))
+        yield KvAppend(element_types.element(dtype))

@@ -12,13 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._attention import backward_config, decode_config
-from .._attention import heuristics as attention_heuristics
 from .._environment import cuda_problem
-from .._kernels import disk_cache, element_types, jit
-from .._products import heuristics
+from .._kernel_index import every as every_kernel
+from .._kernels import disk_cache, jit
 from ..dtypes import DEVICE_DTYPES
-from .common_kernels import COMMON_DTYPES, common_configs
+from .common_kernels import COMMON_DTYPES, common_kernels
 
 #: The dtypes of `specs`, and of --kernel, unless others are asked for: those that numerical code multiplies.
 DEFAULT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -70,8 +68,7 @@ def specs(
     dtypes, kernels : collection of str, optional
         Names of the element types and kernels to keep; by default all kernels for `DEFAULT_DTYPES`.
     every : bool
-        If True, include what is rarely needed: int64 index arrays, and the kernels that `skip_ahead_of_time` leaves
-        out.
+        If True, include what is rarely needed: int64 index arrays, and other `rare` kernels.
     arch : str, optional
         Keep only the kernels that can be compiled for this target.
 
@@ -79,30 +76,19 @@ def specs(
     -------
     list of KernelSpec
     """
-    chosen = tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)
-    elements = {element_types.element(dtype) for dtype in chosen}
-    if "u8" in elements:  # bytes may be fp8
-        elements.add("e4m3")
-    families: tuple[tuple[Any, Iterator[Any]], ...] = (
-        (heuristics, heuristics.every_config(chosen)),
-        (attention_heuristics, (c for c in attention_heuristics.every_config() if c.dtype in elements)),
-        (decode_config, (c for c in decode_config.every_decode_config() if c.element in elements)),
-        (backward_config, (c for c in backward_config.every_backward_config() if c.dtype in elements)),
-    )
     found: dict[jit.KernelSpec, None] = {}
-    for family, members in families:
-        for config in members:
-            if (every or not family.skip_ahead_of_time(config)) and (arch is None or family.runs_on(config, arch)):
-                spec = config.spec()
-                if kernels is None or spec.entry in kernels:
-                    found[spec] = None
+    for kernel in every_kernel(tuple(dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes)):
+        if (every or not kernel.rare) and (arch is None or kernel.runs_on(arch)):
+            spec = kernel.spec()
+            if kernels is None or spec.entry in kernels:
+                found[spec] = None
     return list(found)
 
 
 def common_specs(arch: str, dtypes: Collection[str] = COMMON_DTYPES) -> list[jit.KernelSpec]:
     """The kernels for `A @ x`, `A @ B`, steps of solvers, attention and decode in common sizes on `arch`, each once."""
     chosen = [dtype for dtype in DEVICE_DTYPES if str(dtype) in dtypes]
-    return list(dict.fromkeys(config.spec() for config in common_configs(arch, chosen)))
+    return list(dict.fromkeys(kernel.spec() for kernel in common_kernels(arch, chosen)))
 
 
 def estimate(jobs: Collection[Job], threads: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array.leaves import leaf
+from .._array.arrays import leaf
 from .._attention.attention import attention
 from .._attention.decode import attention_decode
 from .._attention.kv_cache import KVCache

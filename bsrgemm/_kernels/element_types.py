@@ -1,4 +1,4 @@
-"""Names of element types in the CUDA sources, their accumulator types, and limits of each architecture."""
+"""Names of element types in the CUDA sources, and their accumulator types."""
 
 from __future__ import annotations
 
@@ -55,17 +55,6 @@ def number(acc: str) -> np.dtype[Any]:
     return next(dtype for dtype, name in CUDA_NAMES.items() if name == acc)
 
 
-def tensor_arch(arch: str) -> bool:
-    """Return whether a card can run gemm_sm80. Cards older than Ampere (sm_80) have no asynchronous copies."""
-    return int("".join(c for c in arch if c.isdigit())) >= 80
-
-
-def shared_kb(arch: str) -> int:
-    """Return the most shared memory that one CTA can request, in KiB. A multiprocessor has 1 KiB more."""
-    number = int("".join(c for c in arch if c.isdigit()))
-    return 163 if number in (80, 87) else 227 if 90 <= number < 120 else 99
-
-
 @dataclass(frozen=True)
 class Types:
     """CUDA names of the types of a product: the two operands, the result, the accumulator and the index arrays."""
@@ -75,15 +64,6 @@ class Types:
     c: str
     acc: str
     index: str = "i32"
-
-    def defines(self) -> tuple[tuple[str, str], ...]:
-        return (
-            ("ELEMENT_A", self.a),
-            ("ELEMENT_B", self.b),
-            ("ELEMENT_C", self.c),
-            ("ACCUMULATOR", self.acc),
-            ("INDEX", self.index),
-        )
 
     def of_one(self, name: str) -> bool:
         """Return whether operands, result and accumulator all have this type."""

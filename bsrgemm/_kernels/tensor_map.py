@@ -128,6 +128,12 @@ class Layout:
                 "tensor maps need a card of compute capability 9.0 or newer"
             )
 
+    def move(self, target: int, pointer: int) -> None:
+        """Write another address into a map that `write` has written to 128 bytes of the host."""
+        _check_address(pointer)
+        if _replace_address()(target, pointer):
+            self.write(target, pointer)  # which raises the error
+
     def __str__(self) -> str:
         names = ("dtype_name", "dims", "strides_bytes", "box", "swizzle", "l2")
         return ", ".join(f"{name}={value!r}" for name, value in zip(names, self.arguments, strict=True))
@@ -217,6 +223,15 @@ def _check(
         raise ValueError(
             f"box={box}: its rows take {inner} bytes of {dtype_name}, expected at most {limit} with swizzle={swizzle!r}"
         )
+
+
+@lru_cache(maxsize=1)
+def _replace_address() -> Callable[..., int]:
+    """cuTensorMapReplaceAddress, which takes two arguments where an encoding takes twelve."""
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapReplaceAddress
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return function
 
 
 @lru_cache(maxsize=1)

@@ -61,15 +61,13 @@ def counters(count: int) -> Array:
     return graphs.capture_of(stream).counters(stream, count) if stream.is_capturing() else _counters_of(stream, count)
 
 
-def scratch(size: int, count: int) -> tuple[Any, int, int]:
-    """Return uninitialised memory of `size` bytes for one launch, its address, and that of at least `count` counters.
+def scratch_of(stream: Any, capture: Any, size: int, count: int) -> tuple[Any, int, int]:
+    """Return memory of `size` bytes for one launch, its address, and that of at least `count` counters.
 
-    The caller holds the memory until the launch has returned. CuPy is asked only once for the stream and whether it is
-    being captured, and for memory without an array around it, which takes the host a quarter of the time.
+    The caller holds the memory until the launch has returned, and says what the stream's capture is, if there is one.
+    Memory without an array around it takes the host a quarter of the time.
     """
-    stream = cupy.cuda.get_current_stream()
-    if stream.is_capturing():
-        capture = graphs.capture_of(stream)
+    if capture is not None:
         memory = capture.malloc(size) if size else None
         found = capture.counters(stream, count) if count else None
     else:
@@ -78,9 +76,17 @@ def scratch(size: int, count: int) -> tuple[Any, int, int]:
     return memory, 0 if memory is None else memory.ptr, 0 if found is None else found.data.ptr
 
 
+def scratch(size: int, count: int) -> tuple[Any, int, int]:
+    """Return what `scratch_of` returns for CuPy's current stream."""
+    stream = cupy.cuda.get_current_stream()
+    return scratch_of(stream, graphs.capture_of(stream) if stream.is_capturing() else None, size, count)
+
+
 def _counters_of(stream: Any, count: int) -> Array:
     """Return the counters of a stream that is not being captured."""
-    key = (cupy.cuda.runtime.getDevice(), driver.stream_number(stream.ptr))
+    pointer = stream.ptr
+    # The default stream of a device is always the same, and need not be asked for.
+    key = (cupy.cuda.runtime.getDevice(), driver.stream_number(pointer) if pointer else 0)
     found = _zeroed.get(key)
     if found is None or len(found) < count:
         if len(_zeroed) >= _MOST_STREAMS:

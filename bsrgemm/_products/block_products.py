@@ -1,8 +1,9 @@
-"""Launches of the tensor-core kernels whose result is a list of blocks: ``BSR @ BSR`` and sampled products."""
+"""Kernels whose result is a list of blocks: ``BSR @ BSR``, and sampled products of two dense matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,32 +11,63 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import device, jit, tensor_map
-from .._kernels.element_types import element
-from .._kernels.graphs import is_capturing
-from .._kernels.launching import contiguous, start
-from .._kernels.movable import MovableArgument
+from .._kernels import graphs, tensor_map
+from .._kernels.card import card, tensor_arch
+from .._kernels.element_types import CUDA_NAMES, Types, element
+from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
+from .._kernels.kernel import Kernel
+from .._kernels.launch import Launch, Map, Scratch, contiguous
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
-from .._kernels.workspace import counters
-from . import heuristics, sampled_tiles
+from ..dtypes import HALF_DTYPES
+from . import lists
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
-from .configs import BlockProductsSm80, BlockProductsSm90
-from .heuristics import BlockProblem
-from .operand_order import order_of
+from .call import order_of
+from .dense import address, ceil_power_of_two
+from .gemm_simt import INDEX, names_of
+from .gemm_sm80 import MMA
+from .gemm_sm90 import WGMMA
+from .lists import SampledTiles
 from .spgemm_pattern import Listing
-from .work_list import Pattern
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 _MOST = 2**31
+#: Blocks whose sides are at most this have their sizes compiled into spgemm_simt, and sizes (R, K, N) that are listed.
+_COMPILED_SIDE = 10
+_PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6, 6, 6), (10, 10, 10))
+#: By the number of rows of a block, the least part of all blocks that must be stored for tiles of a list. On an H200 a
+#: random pattern of so many blocks took as long with tiles of one block row; patterns with similar rows gain more.
+_LEAST_DENSITY = {64: 0.06, 32: 0.02, 16: 0.02}
+_SIDES = (16, 32, 64, 128)
+#: The least number of stored elements. Fewer make too few tiles for all multiprocessors.
+_LEAST_ELEMENTS = 1 << 19
+#: By the number of rows of a block, the least number of columns of X.
+_LEAST_DEPTH = {64: 512, 32: 64, 16: 64}
 
 Kept = Callable[[Any, Callable[[], Any]], Any]
 
 
+@dataclass(frozen=True)
+class BlockProblem:
+    """The properties that decide the kernel for result blocks of R x N, each a sum of products of R x K and K x N."""
+
+    arch: str
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+    out: np.dtype[Any]
+    R: int
+    K: int
+    N: int
+    #: the order of the dense right-hand side of a sampled product, "C" or "F"; None for ``BSR @ BSR``
+    order: str | None = None
+    #: for float32: whether factors may be rounded to tf32
+    tf32: bool = False
+
+
 @dataclass(slots=True)
-class _Lists:
+class Lists:
     """The pairs of blocks that are multiplied, and the number of blocks."""
 
     #: index of the left block of each pair; None in a sampled product, where the block row determines it; tiles of a
@@ -51,127 +83,323 @@ class _Lists:
 
     def fields(self) -> dict[str, int]:
         """Return the fields of the kernel argument that both kernels have in common."""
-        blocks, pairs, a_blocks, b_blocks = self.counts
-        return {
-            "left": 0 if self.left is None else self.left.data.ptr,
-            "right": self.right.data.ptr,
-            "starts": self.starts.data.ptr,
-            "blocks": blocks,
-            "pairs": pairs,
-            "a_blocks": a_blocks,
-            "b_blocks": b_blocks,
-        }
+        names = ("blocks", "pairs", "a_blocks", "b_blocks")
+        pointers = {"left": address(self.left), "right": address(self.right), "starts": address(self.starts)}
+        return pointers | dict(zip(names, self.counts, strict=True))
 
 
-@dataclass(slots=True)
-class BlockLaunch:
-    """A kernel with its grid, its lists and the addresses of its operands: all that it needs except the result."""
+@dataclass(frozen=True)
+class BlockProductsSm90(
+    Kernel,
+    source="block_products_sm90.cu",
+    argument=BLOCK_PRODUCTS_SM90,
+    needs="sm_90a",
+    types="a c index",
+    derived="mma_type mma_k stages",
+):
+    """The blocks of a product of 16-bit floats on Hopper's tensor cores.
 
-    kernel: Any
-    grid: tuple[int]
-    threads: tuple[int]
-    #: dynamic shared memory of a CTA
-    shared_bytes: int
-    #: shape and dtype of the result
-    shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
-    #: the argument without the pointers to the result and to the counters
-    template: bytes
-    #: on Hopper, the tensor maps of the operands without their addresses; the other kernel takes pointers
-    maps: tuple[Layout, Layout] | None
-    #: the arrays to which the argument points, so that they stay alive
-    lists: _Lists
-    #: operands that were copied for this launch, which stay alive with it; those of a user do not
-    copies: tuple[Array, ...] = ()
-    #: whether to start it again is as good as to make it again: no operand was copied, and no list is to be made
-    lasting: bool = True
-    #: addresses of the result and of the counters in the last call, and the argument made from them
-    filled: tuple[tuple[int, int], Any] | None = None
+    The product is ``BSR @ BSR`` or, if `sampled`, the product of two dense matrices at the blocks of a pattern.
+    """
 
-    def start(self, operands: tuple[Array, ...]) -> Array:
-        """Start the kernel on CuPy's current stream, and return the blocks that it computes from the operands.
+    types: Types
+    sampled: bool
+    #: whether K is the contiguous dimension of B
+    b_transposed: bool
+    tile_m: int
+    part_n: int
+    #: number of parts of `part_n` columns of a tile; in a sampled product they are neighbours in a block row
+    parts: int
+    #: number of block rows of a tile of a list (`SampledTiles`), or 0 if there is none
+    row_parts: int = 0
 
-        Threads can share an argument, so it is never modified after it was created.
+    threads = 384
+
+    @property
+    def mma_type(self) -> str:
+        """The name of the element in the wgmma instruction."""
+        return WGMMA[self.types.a][0]
+
+    @property
+    def mma_k(self) -> int:
+        """How many elements an instruction takes along K."""
+        return WGMMA[self.types.a][1]
+
+    @property
+    def tile_n(self) -> int:
+        return self.part_n * self.parts
+
+    @property
+    def stages(self) -> int:
+        """The number of pipeline stages: as many as fit into 200 KiB of shared memory."""
+        return (200 << 10) // (128 * (self.tile_m + self.tile_n))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the kernel's struct Shared plus its alignment, in bytes."""
+        return self.stages * 128 * (self.tile_m + self.tile_n) + (16 << 10) + 1024
+
+    @classmethod
+    def of(cls, problem: BlockProblem) -> BlockProductsSm90 | None:
+        """The constants for a problem, or None if it cannot compute it.
+
+        Tiles are as high as the block size allows. In a sampled product, a tile covers neighbouring blocks of a block
+        row, 256 columns in all, since they share what is read of X. With a row-major Y, the number of columns of a
+        block must be a multiple of 32. On an H200, a sampled product of X and Y of 8192 x 8192 with blocks of 16
+        columns took 8.5 ms with a row-major Y, whose tiles have rows of 32 bytes in shared memory, and 3.7 ms
+        including a column-major copy of Y.
         """
-        out = cupy.empty(self.shape, self.dtype)
-        places = (out.data.ptr, 0 if self.maps is None else counters(2).data.ptr)
-        filled = self.filled
-        if filled is None or filled[0] != places:
-            filled = self.filled = places, self._argument(*places)
-        uses = (*operands, out, self.lists, *self.copies)
-        start(self.kernel, self.grid, self.threads, (filled[1],), uses, self.shared_bytes)
-        return out
+        a, order, N = problem.a, problem.order, problem.N
+        name, out = CUDA_NAMES[a], CUDA_NAMES[problem.out]
+        if problem.arch != "sm_90a" or a != problem.b or a not in HALF_DTYPES or out not in (name, "f32"):
+            return None
+        if problem.R % 16 or N % 16 or problem.K % 8 or not problem.K:
+            return None
+        names = Types(name, name, out, "f32", "i64")
+        tile_m = 128 if problem.R % 128 == 0 else 64
+        if order is None:
+            return cls(names, False, False, tile_m, 128 if N % 128 == 0 else 64, 1)
+        part_n = next(n for n in (128, 64, 32, 16) if N % n == 0)
+        if order == "C" and part_n < 32:
+            return None
+        return cls(names, True, order == "F", tile_m, part_n, 256 // part_n)
 
-    def movable(self) -> MovingBlockLaunch:
-        """Return a launch for operands at any aligned addresses, which differs from this one in nothing else."""
-        launch = self.kernel, self.grid, self.threads, self.shared_bytes
-        return MovingBlockLaunch(*launch, self.shape, self.dtype, self.template, self.maps, self.lists)
+    @classmethod
+    def serves(cls, problem: BlockProblem) -> bool:
+        return cls.of(problem) is not None
 
-    def _argument(self, out: int, counted: int) -> Any:
-        packed = bytearray(self.template)
-        self._fill(packed, out, counted)
-        return jit.argument(packed)
+    def by_list(self, problem: BlockProblem, blocks: int, shape: tuple[int, int]) -> BlockProductsSm90 | None:
+        """The kernel that takes its tiles from a list, or None where tiles of one block row are as good.
 
-    def _fill(self, packed: bytearray | memoryview, out: int, counted: int) -> None:
-        """Write the addresses of the result and of the counters into an argument."""
-        if self.maps is None:
-            _RESULT_SM80.write(packed, out)
-        else:
-            _RESULT_SM90.write(packed, out)
-            _COUNTERS_SM90.write(packed, counted)
+        `shape` is the number of block rows and block columns of the pattern.
+        """
+        R, N = problem.R, problem.N
+        if R not in _LEAST_DENSITY or N not in _SIDES or -(-shape[1] // SampledTiles.columns) > MAX_GRID_YZ:
+            return None
+        if blocks * R * N < _LEAST_ELEMENTS or _LEAST_DEPTH[R] > problem.K:
+            return None
+        if blocks < _LEAST_DENSITY[R] * shape[0] * shape[1]:
+            return None
+        return replace(self.indexed("i32"), tile_m=128, row_parts=128 // R)
+
+    def indexed(self, index: str) -> BlockProductsSm90:
+        """The same kernel for lists of another type."""
+        return replace(self, types=replace(self.types, index=index))
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[BlockProductsSm90]:
+        """Sampled products can have either index type."""
+        for dtype in (d for d in dtypes if d in HALF_DTYPES):
+            for out, R, N, order in itertools.product(
+                (dtype, np.dtype(np.float32)), (64, 128), _SIDES, (None, "C", "F")
+            ):
+                found = cls.of(BlockProblem("sm_90a", dtype, dtype, out, R, 64, N, order))
+                if found is not None and (order is not None or N >= 64):
+                    yield found
+                    if order is not None:
+                        yield found.indexed("i32")
+                        lists_of = replace(found.indexed("i32"), tile_m=128)
+                        yield from (replace(lists_of, row_parts=n) for n in (2, 4, 8) if R == 64)
+
+    def launch(
+        self, layouts: tuple[Layout, Layout], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
+    ) -> Launch | None:
+        """The launch for operands of these tensor maps, or None if there are too many tiles; `out` is a shape."""
+        blocks, R, N = out
+        heights, parts = -(-R // self.tile_m), blocks * -(-N // self.part_n)
+        tiles = heights * parts
+        if tiles + heights * found.counts[2] >= _MOST - 2**20:
+            return None
+        ctas = min(tiles, card().multiprocessors)
+        # The kernel starts with so many wide tiles that every CTA computes the same number; the rest are narrow.
+        narrow = tiles // (self.parts * ctas) * ctas // heights * self.parts
+        empty = bytes(TENSOR_MAP_BYTES)
+        packed = BLOCK_PRODUCTS_SM90.pack(
+            a=empty, b=empty, out=0, counters=0, R=R, N=N, K=K, narrow=narrow, row_blocks=0, **found.fields()
+        )
+        write_counters = BLOCK_PRODUCTS_SM90.patch("counters").write
+        write_numbers = BLOCK_PRODUCTS_SM90.patch("blocks", "pairs").write
+        write_row_blocks = BLOCK_PRODUCTS_SM90.patch("row_blocks").write
+        write_out = BLOCK_PRODUCTS_SM90.patch("out").write
+
+        def numbers(to: Any, *given: int) -> None:
+            """Numbers of blocks, pairs and blocks of a row, of a product whose lists were not there yet."""
+            if given:
+                write_numbers(to, *given[:2])
+                write_row_blocks(to, given[2])
+
+        return Launch(
+            self.indexed(element(found.right.dtype)),
+            (ctas,),
+            packed,
+            pointers=lambda to, a, b, result: write_out(to, result),
+            numbers=numbers,
+            maps=[Map(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(layouts)],
+            scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
+            holds=(found, holds),
+        )
 
 
-class MovingBlockLaunch(BlockLaunch):
-    """A launch that is moved from address to address and filled in place: see `_kernels.movable`."""
+@dataclass(frozen=True)
+class BlockProductsSm80(
+    Kernel,
+    source="block_products_sm80.cu",
+    argument=BLOCK_PRODUCTS_SM80,
+    needs="sm_80",
+    types="a c acc index",
+    derived="row_tiles warps_m threads a_transposed stages",
+):
+    """The same products as `BlockProductsSm90`, on the tensor cores of any card since Ampere.
 
-    __slots__ = ("argument",)
+    A CTA computes a tile of `tile_m` x `tile_n`.
+    """
 
-    def __init__(self, *launch: Any) -> None:
-        super().__init__(*launch)
-        maps = [(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(self.maps or ())]
-        self.argument = MovableArgument(self.template, 2, None if maps else _OPERANDS_SM80, maps)
+    types: Types
+    #: how elements are multiplied, as in `GemmSm80`
+    mma: str
+    sampled: bool
+    #: whether K is the contiguous dimension of B
+    b_transposed: bool
+    row_tile_height: int
+    tile_n: int
+    #: number of columns of a tile that belong to the same block
+    part_n: int
 
-    def move(self, places: tuple[int, int]) -> None:
-        """Write the addresses of the operands."""
-        self.argument.move(places)
+    row_tiles, a_transposed = 1, 0
 
-    def kept(self) -> BlockLaunch:
-        """Return a launch for the operands at which this one is."""
-        launch = self.kernel, self.grid, self.threads, self.shared_bytes
-        return BlockLaunch(*launch, self.shape, self.dtype, bytes(self.argument.packed), self.maps, self.lists)
+    @property
+    def tile_m(self) -> int:
+        return self.row_tile_height
 
-    def _argument(self, out: int, counted: int) -> Any:
-        self._fill(self.argument.packed, out, counted)
-        return self.argument.argument
+    @property
+    def warps_m(self) -> int:
+        """The number of warps along the rows of a tile; each computes up to 64 x 32 elements."""
+        return -(-self.tile_m // 64)
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * (self.tile_n // 32)
+
+    @property
+    def stages(self) -> int:
+        return 3 if self.tile_m + self.tile_n > 192 else 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """An upper bound of the size of the kernel's struct Shared, in bytes."""
+        return self.stages * 128 * (self.tile_m + self.tile_n) + 1024
+
+    @classmethod
+    def of(cls, problem: BlockProblem) -> BlockProductsSm80 | None:
+        """The constants for a problem, or None if it cannot compute it.
+
+        It multiplies all float types. A product of float32 numbers is computed as three products of tf32 numbers, which
+        keep the accuracy of float32, or as one if the caller allows tf32.
+        """
+        a, R, N = problem.a, problem.R, problem.N
+        name, to = CUDA_NAMES[a], CUDA_NAMES[problem.out]
+        if not tensor_arch(problem.arch) or a != problem.b or name not in MMA or name == "i8":
+            return None
+        if to not in (name, "f32") or (name == "f64" and to != "f64"):
+            return None
+        if R % 16 or N % 16 or problem.K * a.itemsize % 16 or not problem.K:
+            return None
+        mma = "MMA_TF32" if name == "f32" and problem.tf32 else MMA[name][0]
+        names = Types(name, name, to, "f64" if name == "f64" else "f32", "i64")
+        tile_m, part_n = (next(n for n in (128, 64, 32, 16) if side % n == 0) for side in (R, N))
+        if problem.order is not None:
+            return cls(names, mma, True, problem.order == "F", tile_m, 128, part_n)
+        tile_n = max(part_n, 32, 128 // a.itemsize)
+        return cls(names, mma, False, False, tile_m, tile_n, tile_n)
+
+    @classmethod
+    def serves(cls, problem: BlockProblem) -> bool:
+        return cls.of(problem) is not None
+
+    def indexed(self, index: str) -> BlockProductsSm80:
+        """The same kernel for lists of another type."""
+        return replace(self, types=replace(self.types, index=index))
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[BlockProductsSm80]:
+        for dtype in (d for d in dtypes if element(d) in MMA):
+            for R, N, order in itertools.product(_SIDES, _SIDES, (None, "C", "F")):
+                for tf32 in (False, True) if dtype == np.float32 else (False,):
+                    found = cls.of(BlockProblem("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32))
+                    if found is not None:
+                        yield found if order is None else found.indexed("i32")
+
+    def launch(
+        self, steps: tuple[int, ...], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
+    ) -> Launch | None:
+        """The launch for operands whose lines and blocks lie so many elements apart, or None for too many tiles."""
+        blocks, R, N = out
+        tiles = blocks * (R // self.tile_m) * -(-N // self.part_n)
+        if tiles >= _MOST:
+            return None
+        named = dict(zip(("a_line", "b_line", "a_block", "b_block"), steps, strict=True))
+        packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
+        kernel = self.indexed(element(found.right.dtype))
+        write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
+        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found, holds))
 
 
+@dataclass(frozen=True)
+class SpgemmSimt(Kernel, source="spgemm_simt.cu"):
+    """The numeric phase of ``BSR @ BSR`` on the CUDA cores; `lanes` threads share a block of the result."""
+
+    types: Types
+    lanes: int
+    #: sizes of small blocks, which are compiled in; zeros if the kernel takes the sizes as arguments
+    block_r: int = 0
+    block_k: int = 0
+    block_n: int = 0
+
+    threads = 128
+
+    @classmethod
+    def of(cls, names: Types, R: int, K: int, N: int) -> SpgemmSimt:
+        """A block has as many threads as elements, up to the 128 threads of a CTA."""
+        if max(R, K, N) <= _COMPILED_SIDE:
+            return cls(names, R * N, R, K, N)
+        return cls(names, ceil_power_of_two(R * N, 128))
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[SpgemmSimt]:
+        for dtype, index in itertools.product(dtypes, INDEX):
+            names = names_of(dtype, index)
+            yield from (cls(names, 1 << n) for n in range(8))
+            yield from (cls.of(names, *block) for block in _PAIRED)
+
+    def grid(self, segments: int) -> tuple[int]:
+        return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
+
+
+#: The kernels whose result is a list of blocks.
+BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
+
+
+# ----------------------------------------------------------------------------------------------------- BSR @ BSR
 @dataclass(slots=True)
 class PairsLaunch:
     """The launch of ``BSR @ BSR`` for lists of pairs of which it is not known yet how long they are."""
 
-    #: the launch if all memory of the lists is in use
-    longest: BlockLaunch
+    launch: Launch
+    operands: tuple[Array, Array]
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
     #: number of tiles of a block
     tiles: int
     #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
     in_strips: bool
 
-    def of(self, blocks: int, pairs: int, rows: int) -> BlockLaunch:
-        """Return the launch for so many blocks and pairs; `rows` is as in `pair_products`."""
-        longest, packed = self.longest, bytearray(self.longest.template)
-        _NUMBERS_SM90.write(packed, blocks, pairs)
-        if self.in_strips and rows >= _STRIP:
-            _ROW_BLOCKS_SM90.write(packed, round(blocks / rows))
-        grid = (min(blocks * self.tiles, device.multiprocessors()),)
-        launch = longest.kernel, grid, longest.threads, longest.shared_bytes
-        shape = blocks, *longest.shape[1:]
-        return BlockLaunch(*launch, shape, longest.dtype, bytes(packed), longest.maps, longest.lists, longest.copies)
-
-
-#: Writers for the fields of the arguments that change between calls.
-_OPERANDS_SM80, _RESULT_SM80 = BLOCK_PRODUCTS_SM80.patch("a", "b"), BLOCK_PRODUCTS_SM80.patch("out")
-_RESULT_SM90, _COUNTERS_SM90 = BLOCK_PRODUCTS_SM90.patch("out"), BLOCK_PRODUCTS_SM90.patch("counters")
-_NUMBERS_SM90, _ROW_BLOCKS_SM90 = BLOCK_PRODUCTS_SM90.patch("blocks", "pairs"), BLOCK_PRODUCTS_SM90.patch("row_blocks")
+    def start(self, blocks: int, pairs: int, rows: int) -> Array:
+        """Compute so many blocks, of so many pairs; `rows` is as in `pair_products`."""
+        out = cupy.empty((blocks, *self.shape), self.dtype)
+        self.launch.grid = (min(blocks * self.tiles, card().multiprocessors),)
+        row_blocks = round(blocks / rows) if self.in_strips and rows >= _STRIP else 0
+        self.launch.start((*self.operands, out), blocks, pairs, row_blocks)
+        return out
 
 
 def pair_products(
@@ -187,16 +415,16 @@ def pair_products(
     if problem is None:
         return None
     a, b = contiguous(a), contiguous(b)
-    lists = _Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
-    if heuristics.block_products_sm90(problem) is not None:
-        launch = _pairs_launch(problem, a, b, lists)
-        return None if launch is None else launch.of(len(starts), len(ia), rows).start((a, b))
-    config = heuristics.block_products_sm80(problem)
-    if config is None:
+    found = Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
+    if BlockProductsSm90.serves(problem):
+        prepared = _pairs_launch(problem, a, b, found)
+        return None if prepared is None else prepared.start(len(starts), len(ia), rows)
+    kernel = BlockProductsSm80.of(problem)
+    if kernel is None:
         return None
     R, K, N = problem.R, problem.K, problem.N
-    started = _launch_sm80(config, (a, b), ((len(starts), R, N), dtype), lists, (K, N, R * K, K * N), K)
-    return None if started is None else started.start((a, b))
+    launch = kernel.launch((K, N, R * K, K * N), (len(starts), R, N), found, K)
+    return None if launch is None else _started(launch, (a, b), (len(starts), R, N), dtype)
 
 
 def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
@@ -204,33 +432,56 @@ def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> 
     problem = _pairs_problem(a, b, len(listing.left), dtype)
     if problem is None:
         return None
-    lists = _Lists(
-        listing.left, listing.right, listing.starts, (len(listing.starts), len(listing.left), len(a), len(b))
-    )
-    return _pairs_launch(problem, contiguous(a), contiguous(b), lists)
+    counts = (len(listing.starts), len(listing.left), len(a), len(b))
+    found = Lists(listing.left, listing.right, listing.starts, counts)
+    return _pairs_launch(problem, contiguous(a), contiguous(b), found)
 
 
 def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
     """Return the properties of a product that the tensor cores may be able to compute, or None."""
     R, K = a.shape[1:]
     unfit = not 0 < pairs < _MOST or max(len(a) * R, len(b) * K) >= _MOST or (a.data.ptr | b.data.ptr) % 16
-    return None if unfit else BlockProblem(jit.device_target(), a.dtype, b.dtype, dtype, R, K, b.shape[2])
+    return None if unfit else BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, b.shape[2])
 
 
-def _pairs_launch(problem: BlockProblem, a: Array, b: Array, lists: _Lists) -> PairsLaunch | None:
+def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> PairsLaunch | None:
     """Return the launch for Hopper, or None if it cannot compute the product or there are too many tiles."""
-    config = heuristics.block_products_sm90(problem)
-    if config is None:
+    kernel = BlockProductsSm90.of(problem)
+    if kernel is None:
         return None
     R, K, N = problem.R, problem.K, problem.N
-    left = _map(a, (K, R, len(a)), (K, R * K), (64, config.tile_m))
+    left = _map(a, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
     right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
-    longest = _launch_sm90(config, (a, b), (left, right), ((lists.counts[0], R, N), problem.out), lists, K)
-    if longest is None:
+    launch = kernel.launch((left, right), (found.counts[0], R, N), found, K)
+    if launch is None:
         return None
-    longest.copies = (a, b)
-    tiles = -(-R // config.tile_m) * -(-N // config.part_n)
-    return PairsLaunch(longest, tiles, b.nbytes > device.l2_bytes())
+    tiles = -(-R // kernel.tile_m) * -(-N // kernel.part_n)
+    return PairsLaunch(launch, (a, b), (R, N), problem.out, tiles, b.nbytes > card().l2_bytes)
+
+
+def _started(launch: Launch, operands: tuple[Array, Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    out = cupy.empty(shape, dtype)
+    launch.start((*operands, out))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- sampled products
+@dataclass(slots=True)
+class SampledLaunch:
+    """What starts a sampled product again."""
+
+    launch: Launch
+    #: shape and dtype of the blocks
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+    #: what the kernel reads: X and Y, or their copies
+    operands: tuple[Array, Array]
+    #: whether to start it again is as good as to make it again: no operand was copied, and no list is to be made
+    lasting: bool
+
+    def start(self, operands: tuple[Array, Array] | None = None) -> Array:
+        """Compute the blocks of these operands, or of those for which it was made."""
+        return _started(self.launch, self.operands if operands is None else operands, self.shape, self.dtype)
 
 
 def sampled(
@@ -241,100 +492,70 @@ def sampled(
     block: tuple[int, int],
     dtype: np.dtype[Any],
     tf32: bool = False,
-) -> Array | None:
-    """Compute ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
-
-    The result is None if the tensor cores cannot compute this product. An operand that the copy engine cannot read as
-    it lies in memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the
-    number of columns of a block is not a multiple of 32.
-    """
-    launch = _sampled(X, Y, indices, indptr, block, dtype, tf32)
-    return None if launch is None else launch.start((X, Y))
-
-
-def sampled_launch(
-    X: Array, Y: Array, pattern: Pattern, block: tuple[int, int], dtype: np.dtype[Any], tf32: bool, kept: Kept
-) -> BlockLaunch | None:
-    """Return the launch of `sampled`, to start it again and again if it is `lasting`.
-
-    ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its tiles, if
-    the product is computed in tiles of a list.
-    """
-    return _sampled(X, Y, pattern.indices, pattern.indptr, block, dtype, tf32, kept)
-
-
-def _sampled(
-    X: Array,
-    Y: Array,
-    indices: Array,
-    indptr: Array,
-    block: tuple[int, int],
-    dtype: np.dtype[Any],
-    tf32: bool,
     kept: Kept | None = None,
-) -> BlockLaunch | None:
-    """Return the launch of `sampled`, or of `sampled_launch` if `kept` is given."""
+) -> SampledLaunch | None:
+    """Return what computes ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
+
+    The result is None if the tensor cores cannot compute this product. An operand that TMA cannot read as it lies in
+    memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the number of
+    columns of a block is not a multiple of 32. ``kept(key, make)`` returns what `make` returned when this key was first
+    requested for the pattern: its tiles, if the product is computed in tiles of a list.
+    """
     R, N = block
     M, K = X.shape
-    copies: list[Array] = []
-    lasting = True
-    problem = BlockProblem(jit.device_target(), X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
-    if max(*X.shape, *Y.shape) >= _MOST or heuristics.block_products_sm80(problem) is None:
+    given, lasting = (X, Y), True
+    problem = BlockProblem(card().arch, X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
+    if max(*X.shape, *Y.shape) >= _MOST or not BlockProductsSm80.serves(problem):
         return None
     if order_of(X) != "C":
-        X = cupy.ascontiguousarray(X)
-        copies.append(X)
-    hopper = heuristics.block_products_sm90(problem) is not None
+        X = X.copy(order="C")  # also where only the address is in the way
     order = order_of(Y)
-    if not order or (hopper and heuristics.block_products_sm90(replace(problem, order=order)) is None):
-        Y, order = cupy.asfortranarray(Y), "F"
-        copies.append(Y)
+    if not order or (BlockProductsSm90.serves(problem) and not BlockProductsSm90.serves(replace(problem, order=order))):
+        Y, order = Y.copy(order="F"), "F"
     problem = replace(problem, order=order)
-    out = (len(indices), R, N), dtype
-    counts = (len(indices), len(indices), M // R, Y.shape[1] // N)
-    lists = _Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
+    shape, counts = (len(indices), R, N), (len(indices), len(indices), M // R, Y.shape[1] // N)
+    found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
     lines = tuple(x.strides[0 if o == "C" else 1] // x.itemsize for x, o in ((X, "C"), (Y, order)))
-    config = heuristics.block_products_sm90(problem)
-    if config is None:
-        other = heuristics.block_products_sm80(problem)
+    kernel = BlockProductsSm90.of(problem)
+    if kernel is None:
+        other = BlockProductsSm80.of(problem)
         assert other is not None
         steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
-        launch = _launch_sm80(other, (X, Y), out, lists, steps, K)
+        launch = other.launch(steps, shape, found, K)
     else:
-        config, lists, lasting = _tiles_of(config, problem, lists, kept)
-        height = config.tile_m // max(1, config.row_parts)
+        kernel, found, lasting = _tiles_of(kernel, problem, found, kept)
+        height = kernel.tile_m // max(1, kernel.row_parts)
         left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, height))
-        slab = min(config.part_n, 64)
-        dims, box = ((K, Y.shape[1]), (64, config.part_n)) if config.b_transposed else ((Y.shape[1], K), (slab, 64))
+        slab = min(kernel.part_n, 64)
+        dims, box = ((K, Y.shape[1]), (64, kernel.part_n)) if kernel.b_transposed else ((Y.shape[1], K), (slab, 64))
         right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
-        launch = _launch_sm90(config, (X, Y), (left, right), out, lists, K)
-    if launch is not None:
-        launch.copies = tuple(copies)
-        launch.lasting = lasting and not copies
-    return launch
+        launch = kernel.launch((left, right), shape, found, K)
+    if launch is None:
+        return None
+    return SampledLaunch(launch, shape, dtype, (X, Y), lasting and X is given[0] and Y is given[1])
 
 
 def _tiles_of(
-    config: BlockProductsSm90, problem: BlockProblem, lists: _Lists, kept: Kept | None
-) -> tuple[BlockProductsSm90, _Lists, bool]:
+    kernel: BlockProductsSm90, problem: BlockProblem, found: Lists, kept: Kept | None
+) -> tuple[BlockProductsSm90, Lists, bool]:
     """Return the kernel and its list for tiles of a list where they are better, otherwise what was given.
 
     A list may take as long to make as a product, so the first product with a pattern has none. None is made while a
     graph is captured either, since only the graph would fill it. The last result is False then: the next product should
     have another launch.
     """
-    blocks, _, rows, columns = lists.counts
-    wide = sampled_tiles.config_of(config, problem, blocks, (rows, columns))
+    blocks, _, rows, columns = found.counts
+    wide = kernel.by_list(problem, blocks, (rows, columns))
     if kept is None or wide is None:
-        return config, lists, True
+        return kernel, found, True
     key = wide.row_parts, wide.parts, columns
     made = kept("whether tiles were made", dict)
-    if key not in made or (not made[key] and is_capturing()):
+    if key not in made or (not made[key] and graphs.is_capturing()):
         made.setdefault(key, False)
-        return config, lists, False
-    found = kept(("tiles", *key), lambda: sampled_tiles.listed(lists.right, lists.starts, columns, wide))
+        return kernel, found, False
+    tiles = kept(("tiles", *key), lambda: lists.listed(found.right, found.starts, columns, wide.row_parts, wide.parts))
     made[key] = True
-    return wide, _Lists(found.tiles, found.tiles, found.counts, (blocks, len(found.tiles), rows, columns)), True
+    return wide, Lists(tiles.tiles, tiles.tiles, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
 
 
 def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
@@ -342,56 +563,3 @@ def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tu
     strides = tuple(p * x.itemsize for p in (*pitches, pitches[-1]))
     swizzle = f"{box[0] * x.itemsize}B"
     return Layout(tensor_map.dtype_name(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle)
-
-
-def _launch_sm90(
-    config: BlockProductsSm90,
-    operands: tuple[Array, Array],
-    maps: tuple[Layout, Layout],
-    out: tuple[tuple[int, int, int], np.dtype[Any]],
-    lists: _Lists,
-    K: int,
-) -> BlockLaunch | None:
-    """Return the launch for Hopper, or None if there are too many tiles; `out` is the result's shape and dtype."""
-    blocks, R, N = out[0]
-    heights, parts = -(-R // config.tile_m), blocks * -(-N // config.part_n)
-    tiles = heights * parts
-    if tiles + heights * lists.counts[2] >= _MOST - 2**20:
-        return None
-    kernel = _kernel(replace(config, index=element(lists.right.dtype)))
-    ctas = min(tiles, device.multiprocessors())
-    # The kernel starts with so many wide tiles that every CTA computes the same number of them; the rest are narrow.
-    narrow = tiles // (config.parts * ctas) * ctas // heights * config.parts
-    a, b = (layout.at(x.data.ptr) for layout, x in zip(maps, operands, strict=True))
-    packed = BLOCK_PRODUCTS_SM90.pack(
-        a=a, b=b, out=0, counters=0, R=R, N=N, K=K, narrow=narrow, row_blocks=0, **lists.fields()
-    )
-    return BlockLaunch(kernel, (ctas,), (config.threads,), config.shared_bytes, *out, bytes(packed), maps, lists)
-
-
-def _launch_sm80(
-    config: BlockProductsSm80,
-    operands: tuple[Array, Array],
-    out: tuple[tuple[int, int, int], np.dtype[Any]],
-    lists: _Lists,
-    steps: tuple[int, ...],
-    K: int,
-) -> BlockLaunch | None:
-    """Return the launch since Ampere, or None if there are too many tiles; `out` is the result's shape and dtype."""
-    blocks, R, N = out[0]
-    tiles = blocks * (R // config.tile_m) * -(-N // config.part_n)
-    if tiles >= _MOST:
-        return None
-    kernel = _kernel(replace(config, index=element(lists.right.dtype)))
-    a_line, b_line, a_block, b_block = steps
-    packed = BLOCK_PRODUCTS_SM80.pack(
-        a=operands[0].data.ptr, b=operands[1].data.ptr, out=0, a_line=a_line, b_line=b_line, a_block=a_block,
-        b_block=b_block, R=R, N=N, K=K, **lists.fields(),
-    )  # fmt: skip
-    return BlockLaunch(kernel, (tiles,), (config.threads,), config.shared_bytes, *out, bytes(packed), None, lists)
-
-
-def _kernel(config: BlockProductsSm90 | BlockProductsSm80) -> Any:
-    kernel = jit.load(config.spec(), jit.device_target())
-    kernel.max_dynamic_shared_size_bytes = config.shared_bytes
-    return kernel

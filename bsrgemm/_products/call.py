@@ -1,18 +1,20 @@
-"""The object that describes one product: `matmul` checks and creates it, and an engine carries it out."""
+"""What describes a product: `ProductCall`, which `matmul` checks and an engine carries out; on the GPU its `Problem`,
+which decides the kernel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._backend.base import Array
-
-if TYPE_CHECKING:  # the configs of kernels take time to import, and work on the CPU needs none
-    from .configs import Gemm
+from .._kernels.element_types import Types
+from .._kernels.kernel import Kernel
 
 
 @dataclass(slots=True)
@@ -37,8 +39,8 @@ class ProductCall:
     tf32: bool = False
     #: whether the bytes of A and B are fp8 numbers (e4m3)
     fp8: bool = False
-    #: the kernel to use, one of `heuristics.candidates`; None lets the rules choose
-    config: Gemm | None = None
+    #: the kernel to use, one of `choice.variants`; None lets the rules choose
+    kernel: Kernel | None = None
     #: whether B may be copied if the product is faster with the copy
     may_copy: bool = True
     #: for float32: 2 if B is a copy in two parts of tf32, of which `B` is the first
@@ -53,6 +55,86 @@ class ProductCall:
     def batches(self) -> int:
         """The number of matrices in the batch, or 1 if there is no batch."""
         return int(self.B.shape[0]) if self.B.ndim == 3 else 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The properties of a product that decide its kernel.
+
+    If the product is with the transpose of a stored matrix, R, K and the counts are those of the transpose.
+    """
+
+    arch: str
+    types: Types
+    R: int
+    K: int
+    N: int
+    batches: int
+    block_rows: int
+    block_cols: int
+    blocks: int
+    transposed: bool
+    #: "C" or "F" for operands whose rows or columns the copy engine can read, otherwise "" (see `order_of`)
+    b_order: str
+    c_order: str
+    #: whether C is only written, because beta is 0
+    overwrite: bool
+    #: whether the data of A starts at a multiple of 16 bytes
+    aligned: bool
+    #: for float32: whether factors may be rounded to tf32
+    tf32: bool = False
+    #: for float32: 2 if B is given in two parts of tf32, for Hopper's tensor cores
+    parts: int = 1
+
+
+#: Limits of strides in bytes: between matrices of a batch (a limit of tensor maps), and between rows, which the kernels
+#: for few columns hold in 32 bits.
+_MOST_STRIDE, _MOST_PITCH = 2**40, 2**32
+
+
+def order_of(x: Array) -> str:
+    """Return "C" or "F" for matrices that the copy engine can read along rows or along columns, otherwise ""."""
+    strides = x.strides
+    if x.data.ptr % 16 or (len(strides) == 3 and x.shape[0] > 1 and not 0 < strides[0] < _MOST_STRIDE):
+        return ""
+    if len(strides) == 3 and strides[0] % 16:
+        return ""
+    size = x.itemsize
+    row, col = strides[-2:]
+    rows, cols = x.shape[-2:]
+    if cols == 1 and row == size:
+        return "F"  # with a single column, the stride between columns does not matter
+    if col == size and row % 16 == 0 and size * cols <= row < _MOST_PITCH:
+        return "C"
+    if row == size and col % 16 == 0 and size * rows <= col < _MOST_PITCH:
+        return "F"
+    return ""
+
+
+class Lie(NamedTuple):
+    """How an array lies that is not there yet: columns of an operand, or a copy."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def data(self) -> SimpleNamespace:
+        """Memory that begins at a multiple of 16 bytes, as new arrays do."""
+        return SimpleNamespace(ptr=0)
+
+    @classmethod
+    def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
+        """A new array in row-major order."""
+        return cls(dtype, shape, tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape))))
 
 
 class ProductPattern(NamedTuple):

@@ -1,4 +1,4 @@
-"""Products on the GPU: this engine chooses the launches that each product needs."""
+"""Products on the GPU: this engine finds the launches of each product, or prepares them."""
 
 from __future__ import annotations
 
@@ -10,52 +10,58 @@ import numpy as np
 
 from .._backend import registry
 from .._backend.base import Array, Blocks
+from .._kernels import forced_kernel, overlapping
+from .._kernels.card import card
 from .._kernels.element_types import types
-from .._kernels.launching import contiguous, run
-from . import block_products, complex_gemm, heuristics, launch, spgemm_pattern
-from .block_products import BlockLaunch
-from .call import ProductCall, ProductPattern
+from .._kernels.launch import Chain, Launch, contiguous, run
+from . import block_products, spgemm_pattern
+from .block_products import SampledLaunch, SpgemmSimt
+from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
-from .launch import Launch
-from .matrix_cache import PreparedLaunches, matrix_cache_of
+from .operand import Kind, PreparedLaunches, operand_of, problem_of
+from .prepared import choose
 from .transposed import transposed_copy
 
 #: Work lists hold 32-bit integers, so sizes must be smaller than this.
 _MOST_INT32 = 2**31
 
 
+def prepared_for(call: ProductCall) -> Launch | Chain:
+    """Return what carries out products of this kind, wherever B and the result lie."""
+    operand = operand_of(call.matrix)
+    problem = problem_of(operand, call, (order_of(call.B), order_of(call.out)))
+    kernel = call.kernel or choose(problem)
+    found: Launch | Chain = kernel.prepare(Kind(problem, operand, call.B, call.out), card())
+    return found
+
+
 class CudaProducts(ProductEngine):
     """The engine for products of CuPy arrays."""
 
-    def multiply_dense(self, call: ProductCall) -> Launch | None:
-        with self.backend.recording(call):
-            return self._multiply_dense(call)
-
-    def _multiply_dense(self, call: ProductCall) -> Launch | None:
-        A, B = call.matrix, call.B
-        if call.transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:
-            call = replace(call, matrix=transposed_copy(A), transposed=False)
-        if call.fp8 and launch.wants_columns(B):
-            call = replace(call, B=_by_columns(B))
-        if complex_gemm.serves(call):
-            complex_gemm.product(call)
+    def multiply_dense(self, call: ProductCall) -> Launch | Chain | None:
+        A = call.matrix
+        if call.transposed and max(len(A.indices), *A._shape) >= _MOST_INT32:  # the copy is made anew for every product
+            with self.backend.recording(A):
+                self.multiply_dense(replace(call, matrix=transposed_copy(A), transposed=False))
             return None
-        started = launch.product(call)
-        # a launch that reads a copy cannot be reused, since the copy is made again for every product
-        return started if call.matrix is A and call.B is B else None
+        B, out = call.B, call.out
+        key = (
+            A._shape, B.shape, B.strides, B.dtype, B.data.ptr % 16, out.shape, out.strides, out.dtype,
+            out.data.ptr % 16, call.acc, call.beta == 0, call.transposed, call.tf32, call.fp8, forced_kernel.name,
+            overlapping.thread.active, cupy.cuda.runtime.getDevice(),
+        )  # fmt: skip
+        found: Launch | Chain = operand_of(A).calls.made(key, lambda: prepared_for(call))
+        found.start((B, out), call.alpha, call.beta)
+        return found
 
     def prepared(self, A: Any) -> PreparedLaunches:
         return PreparedLaunches(A)
 
     def overlapping(self, out: Array, X: Array, A: Any) -> int | None:
-        memory, other = out.data.mem, X.data.mem  # arrays in different allocations cannot overlap
-        first, last = memory.ptr, memory.ptr + memory.size
-        if other.ptr >= last or first >= other.ptr + other.size:
-            for start, stop in matrix_cache_of(A).extents:
-                if start < last and first < stop:
-                    break
-            else:
-                return None
+        # Where no bytes are between each other, none is compared. Adopted memory does not always say how large it is.
+        first, last = self.backend.extent(out)
+        if not any(start < last and first < stop for start, stop in (self.backend.extent(X), *operand_of(A).extents)):
+            return None
         return super().overlapping(out, X, A)
 
     def product_pattern(self, a: Blocks, b: Blocks, block_cols: int) -> ProductPattern:
@@ -74,7 +80,7 @@ class CudaProducts(ProductEngine):
             return super().multiply_sparse(a, b, block_cols, dtype)
         pairs, blocks = found
         if prepared is not None:
-            data = prepared.of(blocks, pairs, rows).start((a.data, b.data))
+            data = prepared.start(blocks, pairs, rows)
         else:
             lists = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
@@ -91,11 +97,11 @@ class CudaProducts(ProductEngine):
         N = b.shape[2]
         out = cupy.empty((len(starts), R, N), dtype)
         if out.size:
-            config = heuristics.spgemm_simt(types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
+            kernel = SpgemmSimt.of(types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
             arrays = (contiguous(x) for x in (a, ia, b, ib, starts))
             sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
             args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
-            run(config, config.grid(len(starts)), args)
+            run(kernel, kernel.grid(len(starts)), args)
         return out
 
     def sampled(
@@ -111,22 +117,17 @@ class CudaProducts(ProductEngine):
         if len(indices) and X.shape[1]:
             found = block_products.sampled(X, Y, indices, indptr, block, dtype, tf32)
             if found is not None:
-                return found
+                return found.start()
         return super().sampled(X, Y, indices, indptr, block, dtype)
 
     def sampled_launch(
         self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False
-    ) -> BlockLaunch | None:
-        cache = matrix_cache_of(pattern)
-        if cache.whole is None or not cache.blocks or not X.shape[1]:
+    ) -> SampledLaunch | None:
+        operand = operand_of(pattern)
+        if operand.whole is None or not operand.blocks or not X.shape[1]:
             return None
-        block, stored = pattern.blocksize, cache.pattern(pattern._shape[1] // pattern.blocksize[1], False)
-        return block_products.sampled_launch(X, Y, stored, block, dtype, tf32, cache.remembered)
-
-
-def _by_columns(B: Array) -> Array:
-    """Return a column-major copy of a matrix, or of each matrix of a batch."""
-    return cupy.asfortranarray(B) if B.ndim == 2 else cupy.asfortranarray(B.transpose(1, 2, 0)).transpose(2, 0, 1)
+        _, indices, indptr = operand.arrays
+        return block_products.sampled(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
 
 
 ENGINE = CudaProducts(registry.cuda())

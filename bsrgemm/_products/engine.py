@@ -10,8 +10,7 @@ from weakref import ref
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks
-from .._backend.engines import EngineTable
+from .._backend.base import Array, Backend, Blocks, EngineTable
 from .._backend.index_arrays import writes_of
 from .call import ProductCall, ProductPattern, UnlistedPattern
 
@@ -27,10 +26,6 @@ class Prepared:
         self._shape, self._sides = source._shape, source.data.shape
         self._data, *self._index = (reference(x) for x in (source.data, source.indices, source.indptr))
         self._writes = [writes_of(x).number for x in (source.indices, source.indptr)]
-
-    def plans(self) -> list[Any] | None:
-        """Return what launches read that the matrix may drop at any time; None if it has dropped some of it."""
-        return []
 
     def holds_for(self, A: Any) -> bool:
         """Tell whether a matrix has this shape and these arrays, and nobody has written into its index arrays."""
@@ -64,8 +59,7 @@ class ProductEngine(ABC):
     def multiply_dense(self, call: ProductCall) -> Any:
         """Carry out a product with a dense operand.
 
-        The result is a `launch.Launch` that `matmul` can start again for the same operands, or None if the launch
-        cannot be reused.
+        The result can be started again for operands of the same kind, or is None if that is not possible.
         """
 
     def quick(self, A: Any, x: Array) -> Array | None:
@@ -123,7 +117,7 @@ class ProductEngine(ABC):
     def sampled_launch(self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False) -> Any:
         """Return what starts `sampled` with the blocks of a matrix, or None if that is not possible.
 
-        It is a `block_products.BlockLaunch`, which is to be started again if it is `lasting`.
+        It is a `block_products.SampledLaunch`, which is to be started again if it is `lasting`.
         """
         return None
 

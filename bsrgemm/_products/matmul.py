@@ -7,7 +7,7 @@ import numbers
 import operator
 import os
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from .._backend.registry import backend_of, target
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .call import ProductCall
 from .engine import ENGINES
-from .repeats import Repeat
 
 _PRECISIONS = (None, "float32", "tf32")
 #: Types of factors that can safely be compared with 0 before they are checked.
@@ -192,13 +191,11 @@ def _product(
         out = target(backend, out, "out")
         options = (out, *options[1:])
     source, lazy = (A, False) if A._origin is None else A._source()
-    ready = source._matrix_cache
-    key = None
-    if ready is not None and out_dtype is None and type(beta) in _PLAIN:
-        key = ready.call_key(source, x, out, (left, lazy, precision, scale is None, beta == 0))
-        repeat = ready.repeats.get(key)
-        found = None if repeat is None else _again(repeat, source, x, options)
-        if found is not None:
+    ready, key = source._memo, None
+    if ready is not None and type(beta) in _PLAIN:
+        key = ready.call_key(source, x, out, (left, lazy, out_dtype, precision, scale is None, beta == 0))
+        known = None if key is None else ready.calls.get(key)
+        if known is not None and (found := known.again(source, x, options)) is not None:
             return found if given is None else given
     X = dense_operand(A, x, names[1], scale is not None)
     M, K = A._shape[::-1] if left else A._shape
@@ -241,8 +238,7 @@ def _product(
             ProductCall(matrix, X2, out2, acc, alpha, beta, transposed, precision == "tf32", scale is not None)
         )
         if key is not None and launch is not None and (scale is not None or adds_duplicates(A, acc)):
-            repeat = ready.repeat(key, lambda: Repeat(shape, dtype, left and ndim > 1))
-            repeat.remember((x.data.ptr, inner.data.ptr), launch)
+            ready.calls.remember(key, _Known(shape, dtype, left and ndim > 1, launch))
     if given is not None:
         return given
     if left and ndim > 1:
@@ -250,32 +246,30 @@ def _product(
     return inner
 
 
-def _again(repeat: Repeat, A: Any, x: Array, options: _Options) -> Array | None:
-    """Start a product whose arguments were checked before, except for the factors and the addresses of `x` and `out`.
+class _Known(NamedTuple):
+    """What is known of a kind of product after its arguments were checked: what its result is, and its launch."""
 
-    None means that the product has to go the usual way, which raises the error if there is one.
-    """
-    out, _, alpha, beta, _, scale = options
-    result = A._backend.empty(repeat.shape, repeat.dtype) if out is None else out
-    places = x.data.ptr, result.data.ptr
-    launch = repeat.launches.kept.get(places)
-    is_new = launch is None
-    if is_new:
-        if out is not None and ENGINES.of(A._backend).overlapping(out, x, A) is not None:
-            return None
-        launch = repeat.moved(places)
-    plan = None if launch is None else launch.plan()
-    if launch is None or plan is None:
-        return None
-    if options is not _PLAIN_PRODUCT:
-        dtype = repeat.dtype
-        alpha, beta = checked_factor(alpha, dtype, "alpha"), checked_factor(beta, dtype, "beta")
-        if scale is not None:
-            alpha = scale * alpha
-    launch.start(plan, (x, result), alpha, beta)
-    if is_new:
-        repeat.launches.give_back(places, launch)
-    return result.swapaxes(-2, -1) if out is None and repeat.turned else result
+    #: shape and dtype of the array that is allocated for the result, and whether the result is its transpose
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    turned: bool
+    launch: Any
+
+    def again(self, A: BsrBase, x: Array, options: _Options) -> Array | None:
+        """Start the product; None if `out` may overlap an operand, which the usual way has to check."""
+        out, _, alpha, beta, _, scale = options
+        if options is not _PLAIN_PRODUCT:
+            alpha, beta = checked_factor(alpha, self.dtype, "alpha"), checked_factor(beta, self.dtype, "beta")
+            if scale is not None:
+                alpha = scale * alpha
+        if out is None:
+            result = A._backend.empty(self.shape, self.dtype)
+            self.launch.start((x, result), alpha, beta)
+            return result.swapaxes(-2, -1) if self.turned else result
+        started = self.launch.start(
+            (x, out), alpha, beta, may_overlap=lambda: ENGINES.of(A._backend).overlapping(out, x, A) is not None
+        )
+        return out if started else None
 
 
 def dense_operand(A: BsrBase, x: Any, name: str, fp8: bool = False) -> Array:
@@ -442,11 +436,11 @@ def check_result_blocks(backend: Backend, a: Array, b: Array) -> None:
 class Products(Conversions):
     """The operator ``@`` and the method `dot` of BSR matrices."""
 
-    #: the `MatrixCache` of a matrix on the GPU; a class attribute, since access to __dict__ makes all attributes slower
-    _matrix_cache: Any = None
+    #: what a matrix on the GPU keeps (`Operand`); a class attribute, since access to __dict__ slows all attributes down
+    _memo: Any = None
 
     def __matmul__(self, other: Any) -> Any:
-        ready = self._matrix_cache
+        ready = self._memo
         if ready is not None and type(other) is ready.array_type and other.ndim:  # an array on the GPU, and no scalar
             return _product(self, other)
         if self._is_scalar(other):

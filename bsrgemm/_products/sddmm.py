@@ -9,7 +9,6 @@ from .._backend.base import Array
 from ..dtypes import check_dtype, number_of
 from .engine import ENGINES
 from .matmul import check_precision, checked_factor, checked_precision, dense_operand, product_dtypes
-from .repeats import Repeat
 
 
 def sddmm(
@@ -95,8 +94,9 @@ def sddmm(
     """
     if not isinstance(pattern, BsrBase):
         raise TypeError(f"pattern: wanted a bsr_array or bsr_matrix, got {no_bsr(pattern, 'pattern')}")
-    backend, ready = pattern._backend, getattr(pattern, "_matrix_cache", None)
-    X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
+    backend, ready = pattern._backend, getattr(pattern, "_memo", None)
+    if not (backend.is_dense(X) and backend.is_dense(Y)):
+        X, Y = (x if backend.is_dense(x) else dense_matrix(pattern, x, name) for x, name in ((X, "X"), (Y, "Y")))
     simple = _is_simple(alpha, beta, out_dtype)
     if ready is not None and simple and (precision is None or type(precision) is str):
         found = _again(ready, pattern, (X, Y), out, precision)
@@ -139,11 +139,11 @@ def _checked(
     engine = ENGINES.of(backend)
     launch = engine.sampled_launch(X, Y, pattern, dtype, precision == "tf32") if simple else None
     if launch is not None:
-        cache: Any = getattr(pattern, "_matrix_cache", None)
-        key = cache.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
+        operand: Any = getattr(pattern, "_memo", None)
+        key = operand.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
         if key is not None and launch.lasting:
-            cache.repeat(key, lambda: Repeat(launch.shape, dtype)).remember((X.data.ptr, Y.data.ptr), launch)
-        return _result(cache, pattern, launch.start((X, Y)), out)
+            operand.calls.remember(key, launch)
+        return _result(operand, pattern, launch.start(), out)
     plain = alpha == 1 and beta == 0
     _, indices, indptr = pattern._validated
     block = pattern.blocksize
@@ -173,27 +173,19 @@ def _again(ready: Any, pattern: BsrBase, operands: tuple[Any, Any], out: Any, pr
     X, Y = operands
     if out is not None and type(out) is not type(pattern):
         return None
-    repeat = ready.repeats.get(ready.sampled_key(pattern, X, Y, None if out is None else out.dtype, precision))
-    if repeat is None:
-        return None
-    if out is not None:
-        _check_out(out, pattern, repeat.dtype)
-    places = X.data.ptr, Y.data.ptr
-    launch = repeat.launches.kept.get(places)
-    if launch is not None:
-        return _result(ready, pattern, launch.start((X, Y)), out)
-    launch = repeat.moved(places)
+    key = ready.sampled_key(pattern, X, Y, None if out is None else out.dtype, precision)
+    launch = None if key is None else ready.calls.get(key)
     if launch is None:
         return None
-    data = launch.start((X, Y))
-    repeat.launches.give_back(places, launch)
-    return _result(ready, pattern, data, out)
+    if out is not None:
+        _check_out(out, pattern, launch.dtype)
+    return _result(ready, pattern, launch.start((X, Y)), out)
 
 
-def _result(cache: Any, pattern: BsrBase, data: Array, out: BsrBase | None) -> Any:
+def _result(operand: Any, pattern: BsrBase, data: Array, out: BsrBase | None) -> Any:
     """Return `out` with these values, or a new matrix with the pattern."""
     if out is None:
-        return cache.with_pattern(pattern, data)
+        return operand.with_pattern(pattern, data)
     out._before_writing()
     out.data[...] = data
     return out
@@ -227,8 +219,8 @@ def check_structure(
         mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what.lstrip('_')} of {owner}, {theirs}, got {mine}{way_out}")
-    cache = getattr(pattern, "_matrix_cache", None)
-    if cache is not None and cache.made(pattern, matrix):
+    operand = getattr(pattern, "_memo", None)
+    if operand is not None and operand.made(pattern, matrix):
         return
     for array in ("indices", "indptr"):
         x, y = (getattr(A._blocks, array) for A in (matrix, pattern))

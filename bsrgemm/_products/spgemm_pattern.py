@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import cupy
@@ -9,12 +11,15 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._kernels import device, jit, workspace
+from .._kernels import jit, workspace
+from .._kernels.card import card
 from .._kernels.element_types import element
-from .._kernels.launching import contiguous, start
+from .._kernels.jit import MAX_GRID_X
+from .._kernels.kernel import Kernel, host
+from .._kernels.launch import contiguous, run
+from . import arguments
 from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
-from .configs import SpgemmPattern
 
 #: Blocks, pairs, rows and columns are numbered with 31 bits, with those that warps ask for after the last one.
 _MOST = 2**31 - 2**20
@@ -31,6 +36,27 @@ _ZEROS = dict.fromkeys(
     ),
     0,
 )
+
+
+@dataclass(frozen=True)
+class SpgemmPattern(Kernel, source="spgemm_pattern.cu", argument=arguments.SPGEMM_PATTERN):
+    """One of the kernels that find the pairs of blocks which ``BSR @ BSR`` multiplies."""
+
+    entry: str = host("")
+    index: str = "i32"
+    #: bytes of shared memory of a launch
+    shared_bytes: int = host(0)
+
+    threads = 128
+    entries = ("list_at_once", "count_pairs", "list_pairs", "pack_columns")
+
+    def grid(self, rows: int, warps: int) -> tuple[int]:
+        """Return the grid, in which each block row has a warp."""
+        return (min(MAX_GRID_X, -(-rows // warps)),)
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[SpgemmPattern]:
+        yield from (cls(entry, index) for index in ("i32", "i64") for entry in cls.entries)
 
 
 class Listing:
@@ -88,11 +114,8 @@ class _Patterns:
     def start(self, entry: str, warps: int, shared_bytes: int, values: dict[str, int], uses: Any) -> None:
         """Start a kernel with these values of its argument; all others are zero."""
         packed = SPGEMM_PATTERN.pack(a=self._sides[0], b=self._sides[1], columns=self.block_cols, **_ZEROS | values)
-        config = SpgemmPattern(entry, element(self.index))
-        kernel = jit.load(config.spec(), jit.device_target())
-        if shared_bytes > _SHARED_BYTES:
-            kernel.max_dynamic_shared_size_bytes = shared_bytes
-        start(kernel, config.grid(self.rows, warps), (32 * warps,), (jit.argument(packed),), uses, shared_bytes)
+        kernel = SpgemmPattern(entry, element(self.index), shared_bytes)
+        run(kernel, kernel.grid(self.rows, warps), (jit.argument(packed),), 32 * warps, uses)
 
 
 def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
@@ -138,7 +161,7 @@ def _in_steps(patterns: _Patterns) -> ProductPattern | None:
     pairs, most = before[-2:].tolist()  # synchronize!
     slots, listed = _table(min(most, patterns.block_cols))
     bytes_of_warp = 4 * (2 * slots + listed)
-    if not 0 < pairs < _MOST or bytes_of_warp > device.shared_bytes_per_block():
+    if not 0 < pairs < _MOST or bytes_of_warp > card().shared_bytes:
         return None
     left, right, column, start = (cupy.empty(pairs, np.int32) for _ in range(4))
     indptr = cupy.zeros(rows + 1, index)

@@ -4,8 +4,8 @@ A block row is cut into *row tiles* of equal height. A *group* is a few row tile
 *entry* of a group is a block column that at least one of its row tiles has, with the block of each row tile or -1. An
 *item* is a group, or a piece of one. All arrays are int32; the kernels read them as `Schedule` of cuda/common/bsr.cuh.
 
-These functions work with any array module (``backend.xp``) and never wait for the GPU. On the GPU, work_list_launch.py
-does what `merged` and `whole` do, in fewer launches; here they are its reference implementation and its fallback.
+These functions work with any array module (``backend.xp``) and never wait for the GPU. On the GPU, lists.py does
+what `merged` and `whole` do, in fewer launches; here they are its reference implementation and its fallback.
 """
 
 from __future__ import annotations

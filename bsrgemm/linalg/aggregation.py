@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array, Backend, Blocks
-from .._backend.names import named
+from .._backend.base import Array, Backend, Blocks, named
 from .._backend.registry import backend_of, foreign_backend
 from .operators import as_array
 

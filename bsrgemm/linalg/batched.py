@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array
-from .._backend.names import named
+from .._backend.base import Array, named
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch
 from .graphs import Iterations, capturable

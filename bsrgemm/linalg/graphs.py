@@ -155,18 +155,12 @@ class _State:
         place = backend.name, cuda.runtime.getDevice(), driver.stream_number(cuda.get_current_stream().ptr)
         return kind, tuple(b.shape), b.dtype, place, _described(operands, matrices)
 
-    def plans_for(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> list[Any] | None:
-        """Return the plans of all products, or None if launches would not be the same for these operands.
-
-        They are to be kept as long as the graph may be launched: a matrix drops plans if it has too many.
-        """
+    def holds(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> bool:
+        """Tell whether launches would be the same for these operands."""
         matrices: list[Any] = []
         if self._described(kind, b, backend, operands, matrices) != self._rest:
-            return None
-        found = [before.plans() for before in self._prepared]
-        if None in found or not all(before.holds_for(A) for before, A in zip(self._prepared, matrices, strict=True)):
-            return None
-        return found
+            return False
+        return all(before.holds_for(A) for before, A in zip(self._prepared, matrices, strict=True))
 
 
 class _Same:
@@ -220,10 +214,8 @@ class Place:
         self._call = kind, system.b, system.backend, operands
         self._owner = operands[0] if operands[1] is None else operands[1]
         kept = _graphs.pop(id(self._owner), None) if graph else None
-        #: plans of the products, which have to live as long as the graphs may be launched
-        self._plans = None if kept is None else kept.state.plans_for(*self._call)
         #: what an earlier solve has left, if its graphs hold for this one
-        self.kept = None if self._plans is None else kept
+        self.kept = kept if kept is not None and kept.state.holds(*self._call) else None
 
     def leave(self, captured: Any, arrays: dict[str, Any], made: int) -> None:
         """Keep graphs and their arrays for the next solve; `made` is the number of iterations of this one."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array, Blocks
-from .._backend.names import named
+from .._backend.base import Array, Blocks, named
 from .._products.sddmm import check_structure
 from .._products.spgemm import FactorPlan, ProductPlan, plan
 from ..bsr import bsr_array

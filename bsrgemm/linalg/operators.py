@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._array.base import BsrBase, kind_of
-from .._backend.base import Array, Backend
-from .._backend.names import named
+from .._backend.base import Array, Backend, named
 from .._backend.recording import recorded
 from .._backend.registry import backend_of, host
 from .._batch import bsr_batch

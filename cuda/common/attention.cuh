@@ -22,7 +22,7 @@ struct Strides { i64 batch, head, row, column; };  // in elements
 CHECK_LAYOUT(Strides, STRIDES, (batch)(head)(row)(column))
 #endif
 
-// The argument. launch.py packs it field by field.
+// The argument. Python packs it field by field.
 struct Attention {
   const Element *q, *k, *v;
   Out* o;

@@ -18,7 +18,7 @@ constexpr bool kByKeys = kRole != kOfQueries;
 // what is subtracted from dO . V.
 struct alignas(2 * sizeof(Sum)) Statistic { Sum lse, delta; };
 
-// The argument. backward_launch.py packs it field by field.
+// The argument. Python packs it field by field.
 struct Backward {
   // Its lists are by tiles of queries, or for gradients of keys and values by tiles of keys: `columns` are tiles of
   // queries then, and `tiles`, `section` and `sequences` count or belong to tiles of keys.

@@ -5,7 +5,7 @@
 #include "common/layout.cuh"
 
 // C = alpha * A @ B + beta * C with A in BSR: the argument of the product kernels. It is one struct, because one
-// argument costs the caller a third of the time of twenty. launch.py packs it field by field. R, K and the index arrays
+// argument costs the caller a third of the time of twenty. Python packs it field by field. R, K and the index arrays
 // describe A as it is used: for a product with the transpose a stored block is K x R.
 template <class A, class B, class C, class Acc, class Index> struct Product {
   Acc alpha, beta;

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bsrgemm as bg
-from bsrgemm._array import accumulate
+from bsrgemm._array import assemble
 from bsrgemm.dtypes import BOOL
 
 from .. import fake_device
@@ -228,7 +228,7 @@ def test_nothing_waits_and_the_pattern_is_not_sorted_on_a_device(monkeypatch: py
     for owner, names in (
         (fake_device.ndarray, ("get", "__bool__", "__int__", "tolist", "item")),
         (fake_device.xp, ("flatnonzero", "nonzero", "sort")),
-        (accumulate.structure, ("sum_duplicates", "sort_blocks")),
+        (assemble.structure, ("sum_duplicates", "sort_blocks")),
     ):
         for name in names:
             was = getattr(owner, name)

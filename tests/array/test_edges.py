@@ -13,7 +13,7 @@ import scipy.sparse
 
 import bsrgemm as bg
 from bsrgemm import bsr
-from bsrgemm._array import assemble, lines, reduce
+from bsrgemm._array import assemble, extremes, reduce
 from bsrgemm._array.arithmetic import FIXED_POINT_FUNCTIONS
 from bsrgemm._array.construct import _index_array
 from bsrgemm._array.convert import full_shape
@@ -101,16 +101,25 @@ def test_an_inverse_of_what_is_not_finite_is_not_refused() -> None:
 )
 def test_an_axis_that_is_none_is_refused(axis: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        lines.axis_of(axis)
+        extremes.axis_of(axis)
     with pytest.raises(ValueError, match=message):
         bg.bsr_array(np.eye(2), blocksize=(1, 1)).sum(axis=axis)
 
 
 def test_axes_are_counted_from_either_end() -> None:
-    assert [lines.axis_of(x) for x in (None, 0, 1, -1, -2, (1,), (0, 1), np.int8(1))] == [None, 0, 1, 1, 0, 1, None, 1]
+    assert [extremes.axis_of(x) for x in (None, 0, 1, -1, -2, (1,), (0, 1), np.int8(1))] == [
+        None,
+        0,
+        1,
+        1,
+        0,
+        1,
+        None,
+        1,
+    ]
     for wrong in (True, 1.0, "0"):
         with pytest.raises(TypeError, match="axis must be an integer"):
-            lines.axis_of(wrong)
+            extremes.axis_of(wrong)
 
 
 @pytest.mark.parametrize("shape, size", [((-1, 0), 6), ((4, -1), 6), ((2, 2), 6), ((), 6)], ids=str)

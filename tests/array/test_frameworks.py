@@ -226,7 +226,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     model = SimpleNamespace(ndarray=(), from_dlpack=from_dlpack, asarray=asarray)
     monkeypatch.setattr(cupy_backend, "cupy", model)
-    monkeypatch.setattr(cupy_backend.workspace, "is_capturing", lambda: found.stream == "captures")
+    monkeypatch.setattr(cupy_backend.graphs, "is_capturing", lambda: found.stream == "captures")
     return found
 
 

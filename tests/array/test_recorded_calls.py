@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._array.leaves import leaf
+from bsrgemm._array.arrays import leaf
 from bsrgemm._attention import checks
 from bsrgemm._backend.recording import arrays_of
 from bsrgemm._backend.registry import by_name

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._attention import append_host, decode_config
-from bsrgemm._attention.append import APPEND_ENGINES, AppendCall
-from bsrgemm._attention.kv_cache import KVCache
+from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, HostAppend, KVCache
 from bsrgemm._backend.registry import by_name
 
 from ..fake_device import FakeAppend, install
@@ -178,23 +176,14 @@ def test_lengths_and_pages_that_a_user_wrote_are_refused(length: int) -> None:
         *(np.ones((1, 1, 1, 4), F16) for _ in range(2)), *(np.zeros((1, 1, 8, 4), F16) for _ in range(2)),
         np.array([length], np.int32), np.zeros(1, np.int32), 8,
     )  # fmt: skip
-    append_host.ENGINE.append(call)
+    HostAppend().append(call)
     assert call.refused.tolist() == [1] and call.lengths.tolist() == [length] and not call.to_k.any()
     for page in (-1, 1, 2**31 - 1):
         paged = replace(call, lengths=np.zeros(1, np.int32), table=np.array([[page]], np.int32))
-        append_host.ENGINE.append(paged)
+        HostAppend().append(paged)
         assert paged.lengths.tolist() == [0] and not call.to_k.any()
     assert call.refused.tolist() == [4]
 
 
 def test_the_host_is_never_capturing() -> None:
     assert not APPEND_ENGINES.of(by_name("cpu")).is_capturing()
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch", "want"),
-    [(1, 1, (1, 1)), (8, 1, (1, 1)), (9, 1, (2, 1)), (80000, 1, (1056, 1)), (80000, 1000, (2, 1000))],
-)
-def test_ctas_of_an_append(rows: int, batch: int, want: tuple[int, int]) -> None:
-    assert decode_config.KvAppend("f16").grid(rows, batch, 132) == want
-    assert decode_config.KvAppend("f16").grid(rows, 70000, 132)[1] == 65535

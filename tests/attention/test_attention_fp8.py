@@ -14,7 +14,7 @@ from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16, FLOAT8
 
 from ..fake_device import install
-from ..gpu.attention_fp8_cases import by_columns
+from ..kernels.attentions import by_columns
 from .dense_softmax import F16, F32, F64, Array, Problem, assert_near, problems, strided, tiles
 
 

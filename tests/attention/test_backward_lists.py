@@ -5,29 +5,29 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._attention import backward_config, mask_tiles
-from bsrgemm._attention.backward_config import (
-    AttentionDelta,
+
+pytest.importorskip("cupy")
+
+from bsrgemm._attention import backward, backward_kernel, backward_sm80, backward_sm90, mask_tiles
+from bsrgemm._attention.backward import BACKWARD, choose, problem_of
+from bsrgemm._attention.backward_kernel import NOTHING_CUT, BackwardProblem, Lists
+from bsrgemm._attention.backward_sm80 import AttentionDelta, BackwardFused, BackwardSimt, BackwardSm80
+from bsrgemm._attention.backward_sm90 import (
     BackwardBegin,
     BackwardEnd,
-    BackwardFused,
     BackwardKeysSm90,
-    BackwardProblem,
     BackwardQueriesSm90,
-    BackwardSimt,
-    BackwardSm80,
     BackwardSm90,
 )
-from bsrgemm._attention.heuristics import CAPPED, SIGNED
+from bsrgemm._attention.forward import CAPPED, SIGNED
 from bsrgemm._backend.registry import host
-from bsrgemm._kernels.element_types import shared_kb
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm._kernels.card import Card, shared_kb
+from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
 
@@ -83,6 +83,9 @@ def test_tiles_of_keys_of_sequences(backwards: bool) -> None:
         assert [t for of, t in there if of == s] == list(range(n))[:: -1 if backwards else 1]
 
 
+EVERY = {x for kernel in BACKWARD for x in kernel.every(DEVICE_DTYPES)}
+
+
 def problem(**changes: Any) -> BackwardProblem:
     usual = {"arch": "sm_90a", "dtype": F16, "dout_dtype": F16, "acc": F32, "head_dim": 128, "value_dim": 128}
     return BackwardProblem(**{**usual, "scores": SIGNED, **changes})
@@ -118,17 +121,16 @@ def problem(**changes: Any) -> BackwardProblem:
     ids=str,
 )
 def test_which_kernel_serves_what(changes: dict[str, Any], kernel: str, launches: int) -> None:
-    configs = backward_config.backward(problem(**changes))
-    assert [type(config).__name__ for config in configs] == [kernel] * launches
-    listed = set(backward_config.every_backward_config())
-    assert all(config in listed for config in configs if kernel != "BackwardSimt")
+    parts = choose(problem(**changes)).parts()
+    assert [type(part).__name__ for part in parts] == [kernel] * launches
+    assert all(part in EVERY for part in parts if kernel != "BackwardSimt")
 
 
 @pytest.mark.parametrize(("dims", "width"), [((129, 129), 192), ((192, 40), 192), ((64, 200), 256)], ids=str)
 def test_wide_heads_have_a_launch_for_keys_and_one_for_queries(dims: tuple[int, int], width: int) -> None:
     for ordered, narrow in itertools.product((True, False), (True, False)):
         wide = problem(head_dim=dims[0], value_dim=dims[1], ordered=ordered, narrow=narrow)
-        assert backward_config.backward(wide) == (
+        assert choose(wide).parts() == (
             BackwardKeysSm90("f16", width, 64),
             BackwardQueriesSm90("f16", width, 64),
         )
@@ -136,19 +138,19 @@ def test_wide_heads_have_a_launch_for_keys_and_one_for_queries(dims: tuple[int, 
 
 def test_a_kernel_that_cannot_serve_a_problem_says_so() -> None:
     with pytest.raises(ValueError, match="BackwardSm90 cannot compute these gradients"):
-        backward_config.backward(problem(arch="sm_80"), "BackwardSm90")
+        choose(problem(arch="sm_80"), "BackwardSm90")
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"])
 def test_shared_memory_fits_the_card(arch: str) -> None:
-    for config in backward_config.every_backward_config():
-        kinds = BackwardSm80 | BackwardSm90 | BackwardKeysSm90 | BackwardQueriesSm90 | BackwardFused
-        if isinstance(config, kinds) and backward_config.runs_on(config, arch):
-            assert config.shared_bytes <= shared_kb(arch) << 10, config
+    there = [kernel for kernel in EVERY if kernel.runs_on(arch) and hasattr(kernel, "shared_bytes")]
+    assert there
+    for kernel in there:
+        assert kernel.shared_bytes <= shared_kb(arch) << 10, kernel
 
 
 def test_plain_cores_have_rows_of_multiples_of_32() -> None:
-    for config in backward_config.backward(problem(arch="sm_75", head_dim=257, value_dim=5)):
+    for config in choose(problem(arch="sm_75", head_dim=257, value_dim=5)).parts():
         assert (config.head_dim, config.value_dim) == (288, 32)
 
 
@@ -158,63 +160,51 @@ def test_statistics_have_a_grid_that_fills_the_card_once(rows: int, ctas: int) -
 
 
 def test_where_kernels_run() -> None:
-    large, small = (BackwardSm80("f16", 64, 64, SIGNED, large_shared, 0) for large_shared in (True, False))
+    large, small = (BackwardSm80("f16", 64, 64, SIGNED, 0, large_shared) for large_shared in (True, False))
     archs = ("sm_75", "sm_80", "sm_86", "sm_90a")
-    assert [backward_config.runs_on(large, arch) for arch in archs] == [False, True, False, True]
-    assert [backward_config.runs_on(small, arch) for arch in archs] == [False, False, True, False]
+    assert [large.runs_on(arch) for arch in archs] == [False, True, False, True]
+    assert [small.runs_on(arch) for arch in archs] == [False, False, True, False]
     hopper = BackwardSm90("f16", 64, 128, True), BackwardBegin("f16", 64, 128, "f16", True), BackwardEnd("f16", 64, 128)
     for config in hopper:
-        assert [backward_config.runs_on(config, arch) for arch in archs] == [False, False, False, True]
+        assert [config.runs_on(arch) for arch in archs] == [False, False, False, True]
     fused = BackwardFused("f16", 128, 128), BackwardEnd("f16", 128, 128, lines=True)
     for config in (*fused, BackwardBegin("f16", 128, 128, "f16", False)):
-        assert [backward_config.runs_on(config, arch) for arch in archs] == [False, True, False, True]
+        assert [config.runs_on(arch) for arch in archs] == [False, True, False, True]
     for config in (BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0), AttentionDelta("f16", "f16", "f32")):
-        assert all(backward_config.runs_on(config, arch) for arch in archs)
+        assert all(config.runs_on(arch) for arch in archs)
 
 
 def test_what_is_compiled_ahead_of_time() -> None:
-    skip = backward_config.skip_ahead_of_time
     usual = (
         BackwardSm90("f16", 128, 128, True),
         BackwardSm90("f16", 128, 64, True),
         BackwardBegin("f16", 128, 128, "f16", True),
         BackwardEnd("f16", 128, 128),
-        BackwardSm80("bf16", 64, 64, SIGNED, True, 0),
+        BackwardSm80("bf16", 64, 64, SIGNED, 0, True),
         BackwardSimt("f32", "f32", "f32", 64, 64, SIGNED, 0),
         AttentionDelta("f32", "f32", "f32"),
     )
     rare = (
         BackwardBegin("f16", 128, 128, "f32", True),
-        BackwardSm80("bf16", 64, 128, SIGNED, True, 0),
-        BackwardSm80("bf16", 64, 64, CAPPED, True, 0),
+        BackwardSm80("bf16", 64, 128, SIGNED, 0, True),
+        BackwardSm80("bf16", 64, 64, CAPPED, 0, True),
         BackwardSimt("f16", "f32", "f32", 64, 64, SIGNED, 0),
         AttentionDelta("f16", "f32", "f32"),
     )
-    assert not any(map(skip, usual)) and all(map(skip, rare))
+    assert not any(kernel.rare for kernel in usual) and all(kernel.rare for kernel in rare)
 
 
 @pytest.mark.parametrize("tiles", [5, 2**31 - 1, 2**31, 2**32])
 def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CTA for each tile, but for kernels whose CTAs stay and take several."""
-    pytest.importorskip("cupy")
-    from bsrgemm._attention import backward_launch
-
-    started: dict[Any, Any] = {}
-    for name in ("cupy", "jit", "_packed", "_arrays", "arguments", "strides_of", "tensor_map_of", "element"):
-        monkeypatch.setattr(backward_launch, name, MagicMock())
-    monkeypatch.setattr(
-        backward_launch, "_Lists", lambda *how: SimpleNamespace(tiles=tiles, heads=1, whole=9, shares=1, held=())
-    )
-    monkeypatch.setattr(backward_launch, "run", lambda config, grid, *args, **how: started.update({type(config): grid}))
-    monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 2)
-    call = MagicMock()
-    call.q.shape, call.bounds = (1, 1, 64, 64), None
-    for config in (BackwardSm80("f16", 64, 64, SIGNED, True, 0), BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0)):
-        backward_launch._separate(host(), call, config, MagicMock())
-    backward_launch._paired(host(), call, BackwardKeysSm90("f16", 256, 64))
+    for module in (backward_sm80, backward_sm90):
+        monkeypatch.setattr(module, "card", lambda: Card("sm_90a", 2))
+    lists: Any = SimpleNamespace(tiles=tiles, heads=1, cut=0, shares=1)
     each = min(tiles, 2**31 - 1)
-    assert started[BackwardSm80] == started[BackwardQueriesSm90] == (each,)
-    assert started[BackwardSimt] == (min(tiles, 2 * BackwardSimt.ctas),) and started[BackwardKeysSm90] == (2,)
+    sm80, simt = BackwardSm80("f16", 64, 64, SIGNED, 0, True), BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0)
+    keys = BackwardKeysSm90("f16", 256, 64)
+    assert sm80.grid(lists) == keys.last().grid(lists) == (each,)
+    assert simt.grid(lists) == (min(tiles, 2 * BackwardSimt.ctas),) and keys.grid(lists) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -236,18 +226,15 @@ def test_sums_are_ordered_where_it_is_asked_for_and_in_narrow_windows(
     deterministic: bool, masked: bool, band: tuple[int, int], ordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Narrow are windows of less than half of the keys."""
-    pytest.importorskip("cupy")
-    from bsrgemm._attention import backward_launch
-
-    monkeypatch.setattr(backward_launch.jit, "device_target", lambda: "sm_90a")
+    monkeypatch.setattr(backward, "card", lambda: Card("sm_90a", 132))
     x = np.zeros((1, 1, 100, 64), F16)
     mask = bg.BlockMask.random(100, 100, per_row=1, block=64, seed=0) if masked else None
     call = SimpleNamespace(
         q=x, k=x, v=x, dout=x, acc=F32, scale=0.125, softcap=None, mask=mask, left=band[0], right=band[1],
         deterministic=deterministic,
     )  # fmt: skip
-    (config,) = backward_launch._configs(call)
-    assert isinstance(config, BackwardSm90) and config.ordered is ordered
+    kernel = choose(problem_of(call))
+    assert isinstance(kernel, BackwardSm90) and kernel.ordered is ordered
 
 
 # ------------------------------------------------------------------------------------------ tiles that are cut
@@ -258,9 +245,9 @@ def test_cut_tiles_are_few_and_shares_have_turns(ctas: int, longest: float, of: 
     for tiles, turns in itertools.product(
         (1, 3, 64, 96, 131, 132, 133, 200, 263, 264, 2048, 5000), (0.5, 3.0, 40.0, 500.0)
     ):
-        whole, shares = backward_config.cut(tiles, ctas, turns, longest, of)
+        whole, shares = backward_sm90.cut(tiles, ctas, turns, longest, of)
         if shares == 1:
-            assert (whole, shares) == backward_config.NOTHING_CUT
+            assert (whole, shares) == NOTHING_CUT
             continue
         assert 0 <= whole < tiles and (longest > 1 or whole % ctas == 0)
         assert (tiles - whole) * shares <= 4 * ctas and shares <= 8 and turns / shares >= 4
@@ -285,18 +272,15 @@ def test_cut_tiles_are_few_and_shares_have_turns(ctas: int, longest: float, of: 
 def test_which_tiles_are_cut(
     changes: dict[str, int], options: dict[str, int], ordered: bool, wanted: tuple[int, int] | None, monkeypatch: Any
 ) -> None:
-    pytest.importorskip("cupy")
-    from bsrgemm._attention import backward_launch
-
-    monkeypatch.setattr(backward_launch.device, "multiprocessors", lambda: 132)
-    monkeypatch.setattr(backward_launch, "counters", lambda count: SimpleNamespace(data=SimpleNamespace(ptr=0)))
+    monkeypatch.setattr(backward_sm90, "card", lambda: Card("sm_90a", 132))
+    monkeypatch.setattr(backward_kernel, "counters", lambda count: SimpleNamespace(data=SimpleNamespace(ptr=0)))
     sizes = {"heads": 16, "kv_heads": 16, "length": 16384} | changes
     shape = [(1, sizes[name], sizes["length"], 128) for name in ("heads", "kv_heads")]
     q, k = (SimpleNamespace(shape=x, itemsize=2) for x in shape)
     band = {"left": 16384, "right": 16384} | options
     call: Any = SimpleNamespace(q=q, k=k, v=k, mask=None, bounds=None, **band)
-    lists = backward_launch._Lists(host(), call, BackwardSm90("f16", 128, 128, ordered))
-    assert (lists.whole, lists.shares) == (wanted or backward_config.NOTHING_CUT)
+    lists = Lists(host(), call, BackwardSm90("f16", 128, 128, ordered))
+    assert (lists.whole, lists.shares) == (wanted or NOTHING_CUT)
     assert lists.cut == (lists.tiles * lists.heads - lists.whole if wanted else 0)
-    other = backward_launch._Lists(host(), call, BackwardFused("f16", 128, 128))
-    assert (other.whole, other.shares) == backward_config.NOTHING_CUT
+    other = Lists(host(), call, BackwardFused("f16", 128, 128))
+    assert (other.whole, other.shares) == NOTHING_CUT

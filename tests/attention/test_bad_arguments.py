@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._attention import mask_grid
+from bsrgemm._attention import mask_base
 from bsrgemm.dtypes import FLOAT8
 
 M = bg.BlockMask
@@ -130,7 +130,7 @@ def test_more_blocks_than_32_bits_count_are_refused_before_memory_is_taken() -> 
 
 
 def test_combinations_count_their_blocks_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_grid, "_MOST_STORED", len(MASK.indices))
+    monkeypatch.setattr(mask_base, "_MOST_STORED", len(MASK.indices))
     assert MASK & MASK == MASK
     several = M.from_dense(np.zeros((1, 2, 48, 48), bool), block=16)
     empty = M.from_dense(~DENSE, block=16)

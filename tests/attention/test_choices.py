@@ -17,14 +17,18 @@ import numpy as np
 import pytest
 
 from bsrgemm import BlockMask, attention
-from bsrgemm._attention import decode_config, heuristics, host_tiles
-from bsrgemm._attention.heuristics import CAPPED, PLAIN, SIGNED, Problem
+from bsrgemm._attention import choose, decode_kernel, host_tiles
+from bsrgemm._attention import forward as forward_kernels
+from bsrgemm._attention.attention_sm80 import AttentionSimt
+from bsrgemm._attention.attention_sm90 import AttentionSm90, AttentionValues
+from bsrgemm._attention.forward import CAPPED, PLAIN, SIGNED, Problem
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists
 
 PATH = Path(__file__).with_name("choices.txt")
 F16, F32, F64, U8 = (np.dtype(x) for x in ("float16", "float32", "float64", "uint8"))
+DTYPES = (F16, BFLOAT16, F32, F64, U8)
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 _USUAL = Problem("sm_90a", F16, F16, F32, 64, 64, PLAIN, True, True, 10**5, 4096)
 
@@ -69,35 +73,29 @@ def problems() -> Iterator[Problem]:
 
 def forward() -> Iterator[tuple[str, str]]:
     for one in problems():
-        found = list(heuristics.candidates(one))
-        assert heuristics.forward(one) == found[0]
-        text = f"{[type(x).__name__ for x in found]} {constants(found[0])} copies={heuristics.wants_copies(one)}"
+        found = list(choose.candidates(one))
+        assert choose.choose(one) == found[0]
+        text = f"{[type(x).__name__ for x in found]} {constants(found[0])} copies={choose.wants_copies(one)}"
         yield written(one), text
 
 
 def ahead_of_time() -> Iterator[tuple[str, str]]:
     """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
-    modules: tuple[tuple[Any, list[Any]], ...] = (
-        (heuristics, list(heuristics.every_config())),
-        (decode_config, list(decode_config.every_decode_config())),
-    )
-    found: dict[str, tuple[Any, list[Any]]] = {}
-    for module, some in modules:
-        for config in some:
-            kind = getattr(config, "dtype", None) or config.element
-            found.setdefault(f"{type(config).__name__} {kind}", (module, []))[1].append(config)
-    for name, (module, some) in found.items():
-        skipped = [module.skip_ahead_of_time(x) for x in some]
-        running = [[module.runs_on(x, arch) for x in some] for arch in ARCHS]
+    found: dict[str, list[Any]] = {}
+    for kernel in (x for family in choose.ATTENTION for x in family.every(DTYPES)):
+        found.setdefault(f"{type(kernel).__name__} {getattr(kernel, 'element', 'e4m3')}", []).append(kernel)
+    for name, some in found.items():
+        skipped = [x.rare for x in some]
+        running = [[x.runs_on(arch) for x in some] for arch in ARCHS]
         counts = " ".join(str(sum(x)) for x in (skipped, *running))
         texts = [f"{constants(x)} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
         yield name, f"{len(some)} {counts} {written_lists.digest([*texts, str(skipped), str(running)])}"
 
 
 def decoding() -> Iterator[tuple[str, str]]:
-    dims = decode_config.HEAD_DIMS
+    dims = decode_kernel.HEAD_DIMS
     for D, D_v, rows in product(dims, dims, (1, 16, 17, 32, 33)):
-        config = decode_config.decode_config(F16, D, D_v, rows)
+        config = decode_kernel.Decode.of(F16, D, D_v, rows)
         more = [config.warps, config.threads, int(config.shared_q), config.stages, config.shared_bytes]
         ctas = [config.ctas(arch) for arch in ("sm_80", "sm_86", "sm_90a")]
         yield f"decode {D} {D_v} {rows}", " ".join(map(str, (config.rows, *more, *ctas)))
@@ -105,18 +103,18 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        found = [decode_config.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
         yield key, str(found)
 
 
 def sections() -> Iterator[tuple[str, str]]:
     for heads, group, keys, width in product((1, 7, 64), (1, 4), (0, 1000, 4096, 32768), (128, 512)):
-        found = heuristics.section(heads, group, keys, width)
+        found = forward_kernels.section(heads, group, keys, width)
         yield f"section {heads} {group} {keys} {width}", str(found)
     for scale, cap, fp8 in product((0.125, 1.0, 0.69, 0.7, 0.0, -0.5, 6e-31, 7e-31), (None, 30.0), (False, True)):
-        mode, *factors = heuristics.scores(scale, cap, fp8)
+        mode, *factors = forward_kernels.scores(scale, cap, fp8)
         yield f"scores {scale} {cap} {fp8}", f"{mode} " + " ".join(f"{x:.12g}" for x in factors)
-    values = heuristics.AttentionValues()
+    values = AttentionValues()
     for keys, sequences in product((0, 1, 16, 17, 1000), (0, 1, 5)):
         room = values.room(keys, sequences)
         yield (
@@ -182,23 +180,23 @@ def test_choices_are_those_that_were_written_down(section: str) -> None:
 
 
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
-    """`every_config` promises what `forward` returns; of AttentionSimt a few sizes only."""
-    listed = set(heuristics.every_config())
+    """What is chosen is listed; of AttentionSimt a few sizes only."""
+    listed = {x for family in choose.FORWARD for x in family.every(DTYPES)}
     served = 0
     for one in problems():
-        config = heuristics.forward(one)
-        if not isinstance(config, heuristics.AttentionSimt):
+        kernel = choose.choose(one)
+        if not isinstance(kernel, AttentionSimt):
             served += 1
-            assert config in listed, one
-            assert heuristics.runs_on(config, one.arch)
+            assert kernel in listed, one
+            assert kernel.runs_on(one.arch)
     assert served > 100
 
 
 def test_a_kernel_that_cannot_serve_a_problem_is_not_forced_on_it() -> None:
-    assert isinstance(heuristics.forward(_USUAL, "AttentionSimt"), heuristics.AttentionSimt)
-    assert isinstance(heuristics.forward(_USUAL, "GemmSimt"), heuristics.AttentionSm90)
+    assert isinstance(choose.choose(_USUAL, "AttentionSimt"), AttentionSimt)
+    assert isinstance(choose.choose(_USUAL, "GemmSimt"), AttentionSm90)
     with pytest.raises(ValueError, match="AttentionSm90 cannot compute this attention"):
-        heuristics.forward(replace(_USUAL, arch="sm_80"), "AttentionSm90")
+        choose.choose(replace(_USUAL, arch="sm_80"), "AttentionSm90")
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 INTEGERS = [np.dtype(c) for c in "bBhHiIlL"]
 
 
-def problem(device: str) -> tuple[Any, Any, KVCache]:
-    """Queries and a cache of two sequences with two heads, and how arrays come to this device."""
+def problem(where: str) -> tuple[Any, Any, KVCache]:
+    """Queries and a cache of two sequences with two heads, and how arrays come there."""
     rng = np.random.default_rng(4)
     xp: Any = np
-    if device == "cuda":
+    if where == "cuda":
         import cupy as xp
-    dtype = "float16" if device == "cuda" else "float32"
+    dtype = "float16" if where == "cuda" else "float32"
     q, k, v = (xp.asarray(rng.standard_normal((2, h, n, 64)).astype(dtype)) for h, n in ((4, 1), (2, 160), (2, 160)))
-    cache = KVCache(2, 2, 160, 64, dtype=dtype, device=device)
+    cache = KVCache(2, 2, 160, 64, dtype=dtype, device=where)
     cache.append(k, v)
     return xp, q, cache
 
@@ -32,9 +32,9 @@ def bits(x: Any) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-@pytest.mark.parametrize("device", DEVICES)
-def test_all_integers_read_the_same_blocks(device: str, dtype: Any) -> None:
-    xp, q, cache = problem(device)
+@pytest.mark.parametrize("where", DEVICES)
+def test_all_integers_read_the_same_blocks(where: str, dtype: Any) -> None:
+    xp, q, cache = problem(where)
     blocks = np.array([[[4, 0, 9], [7, 2, 3]], [[1, 2, 3], [9, 8, 120]]])
     want = attention_decode(q, cache, blocks=xp.asarray(blocks.astype(np.int32)), block=16)
     wide = xp.asarray(blocks.astype(dtype))
@@ -43,17 +43,17 @@ def test_all_integers_read_the_same_blocks(device: str, dtype: Any) -> None:
     assert wide.dtype == dtype and bits(wide) == bits(blocks.astype(dtype)), "the argument is left as it was"
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_numbers_that_int32_cannot_hold_have_no_block(device: str) -> None:
-    xp, q, cache = problem(device)
+@pytest.mark.parametrize("where", DEVICES)
+def test_numbers_that_int32_cannot_hold_have_no_block(where: str) -> None:
+    xp, q, cache = problem(where)
     want = attention_decode(q, cache, blocks=xp.asarray(np.array([[[2, -1, -1, -1, -1]]], np.int32)), block=16)
     for far in (np.array([2, 2**32, 2**32 + 1, -(2**32), -(2**63)]), np.array([2] + [2**64 - 1] * 4, np.uint64)):
         assert bits(attention_decode(q, cache, blocks=xp.asarray(far[None, None]), block=16)) == bits(want)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_lists_read_the_same_blocks(device: str) -> None:
-    xp, q, cache = problem(device)
+@pytest.mark.parametrize("where", DEVICES)
+def test_lists_read_the_same_blocks(where: str) -> None:
+    xp, q, cache = problem(where)
     for listed in ([[[4, 0, 9]]], [[(1, 2)], [(3, -1)]], (([5], [2**40]),), [[[]]]):
         array = xp.asarray(np.clip(np.array(listed, np.int64), -1, 99).astype(np.int32))
         want = attention_decode(q, cache, blocks=array, block=16)

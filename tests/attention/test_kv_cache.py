@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsrgemm._attention import decode_config, decode_launch
 from bsrgemm._attention.attention import attention
 from bsrgemm._attention.decode import attention_decode
-from bsrgemm._attention.kv_cache import KVCache
+from bsrgemm._attention.kv_cache import KVCache, _about
 from bsrgemm._backend.registry import Backend
 from bsrgemm.dtypes import BFLOAT16
 
@@ -299,34 +298,10 @@ def test_bad_arguments_of_decode_are_told() -> None:
             attention_decode(given_q, **how)
 
 
-# ------------------------------------------------------------------------------------------ the kernel's choices
-def test_configs_fit_every_card_and_are_all_listed() -> None:
-    every = set(decode_config.every_decode_config())
-    configs = {config for config in every if isinstance(config, decode_config.Decode)}
-    assert len(configs) == 2 * (36 + 16)
-    assert every - configs == {decode_config.KvAppend("f16"), decode_config.KvAppend("bf16")}
-    for config in configs:
-        assert config.shared_bytes <= 99 << 10
-        assert config.stages >= 2
-        assert config.ctas("sm_90a") == 2 and config.ctas("sm_89") == 1
-    for rows in (1, 16, 17, 64):
-        assert (
-            decode_config.decode_config(F16, 256, 64, rows) in configs
-            and decode_config.decode_config(F16, 128, 80, rows) in configs
-        )
-
-
-@given(st.integers(0, 10**5), st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 40, 132, 264]))
-def test_pieces_cover_the_longest_sequence(longest: int, batch: int, heads: int, slots: int) -> None:
-    pieces, tiles = decode_config.pieces_of(longest, longest * batch, batch, heads, slots)
-    assert 1 <= pieces <= 128 and tiles >= 1
-    assert pieces * tiles >= longest
-    assert pieces == 1 or tiles >= 8
-
-
+# ------------------------------------------------------------------------------------------ lengths and memory
 @given(st.integers(0, 2**27))
 def test_lengths_are_rounded_up_by_less_than_an_eighth(x: int) -> None:
-    assert x <= decode_launch._about(x) <= x + x // 8
+    assert x <= _about(x) <= x + x // 8
 
 
 @pytest.mark.parametrize("call", ["append", "append some", "reset"])

@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm._attention import mask as mask_module
-from bsrgemm._attention import mask_bits
-from bsrgemm._attention.mask_grid import Grid
+from bsrgemm._attention import mask_base
+from bsrgemm._attention.mask_base import Grid
 from bsrgemm._backend.numpy_backend import HOST
 
 from .. import fake_device
@@ -66,7 +66,7 @@ def test_the_arrays_of_a_mask_have_the_dtypes_that_kernels_read(
     assert [x.dtype for x in (mask.indptr, mask.indices, mask.kinds)] == [np.int32] * 3
     assert mask.bits.dtype == np.uint32 and mask.bits.shape[1:] == (mask.block[0], -(-mask.block[1] // 32))
     assert mask._rows().dtype == mask._keys().dtype == np.int64  # `row * keys` is computed with them
-    assert mask_bits.counts_of(mask._backend.xp, mask.bits).dtype == np.int64
+    assert mask_base.counts_of(mask._backend.xp, mask.bits).dtype == np.int64
     assert mask.to_dense().dtype == bool
 
 
@@ -166,7 +166,7 @@ def test_masks_without_queries_or_keys(shape: tuple[int, int], device: str) -> N
 def test_element_masks_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_device.install()
     rows = np.array([[[1], [2]], [[2], [1]], [[1], [2]], [[3], [0]]], np.uint32)
-    mixed, poor = mask_bits.mixed, [True]
+    mixed, poor = mask_base.mixed, [True]
 
     def hashed(x: Any) -> Any:
         """Weights of which all are 1: then the hash is the sum of the words."""
@@ -177,15 +177,15 @@ def test_element_masks_with_the_same_hash_are_told_apart(monkeypatch: pytest.Mon
         poor[0] = False
         return found
 
-    monkeypatch.setattr(mask_bits, "mixed", once)
-    chosen, same = (fake.to_host(x) for x in mask_bits.distinct(fake.xp, fake.from_host(rows)))
+    monkeypatch.setattr(mask_base, "mixed", once)
+    chosen, same = (fake.to_host(x) for x in mask_base.distinct(fake.xp, fake.from_host(rows)))
     assert len(chosen) == 3 and not poor[0]
     np.testing.assert_array_equal(rows[chosen][same], rows)
     poor[0] = True
-    monkeypatch.setattr(mask_bits, "mixed", hashed)
+    monkeypatch.setattr(mask_base, "mixed", hashed)
     with pytest.raises(AssertionError, match="a hundred hashes in a row collided"):
-        mask_bits.distinct(fake.xp, fake.from_host(rows))
-    chosen, same = mask_bits.distinct(fake.xp, fake.from_host(rows[:0]))
+        mask_base.distinct(fake.xp, fake.from_host(rows))
+    chosen, same = mask_base.distinct(fake.xp, fake.from_host(rows[:0]))
     assert len(chosen) == len(same) == 0
 
 

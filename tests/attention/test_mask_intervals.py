@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._attention.mask_intervals import BlockRows, Line, distinct_rows, documents, flat, lines
+from bsrgemm._attention.mask_base import BlockRows, Line, distinct_rows, documents, flat, lines
 
 Booleans = np.ndarray[Any, Any]
 

@@ -10,7 +10,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
-from bsrgemm._attention.mask_slice import banded, selected
+from bsrgemm._attention.mask_ops import banded, selected
 
 from .. import fake_device
 

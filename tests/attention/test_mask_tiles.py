@@ -13,22 +13,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("cupy")
+
 from bsrgemm import BlockMask
-from bsrgemm._attention import arguments, mask_tiles
-from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.heuristics import AttentionSimt, AttentionSm80, AttentionSm90, AttentionValues
+from bsrgemm._attention import arguments, forward, mask_tiles
+from bsrgemm._attention.attention_sm80 import AttentionSimt, AttentionSm80
+from bsrgemm._attention.attention_sm90 import AttentionSm90
+from bsrgemm._attention.choose import FORWARD, choose
 from bsrgemm._attention.mask import FULL
 from bsrgemm._attention.mask_tiles import NOTHING, Tiles
 from bsrgemm._backend.registry import Backend
 from bsrgemm._kernels import sources
 from bsrgemm._kernels.structs import Struct
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 from ..conftest import BACKENDS, LONG
 
 quickly = settings(max_examples=200 if LONG else 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: Tiles of the kernels.
-CONFIGS = [config for config in attention_heuristics.every_config() if not isinstance(config, AttentionValues)]
+CONFIGS = [config for kernel in FORWARD for config in kernel.every(DEVICE_DTYPES)]
 TILES = sorted({(config.tile_q, config.tile_k) for config in CONFIGS})
 SIDES = (16, 32, 48, 64, 80, 96, 128, 160, 240, 256)
 #: Bytes of shared memory on Hopper: of a CTA, and of a multiprocessor, which takes 1 KB of each CTA for itself.
@@ -280,7 +283,7 @@ def shared_bytes(config: AttentionSm90) -> int:
 
 
 def test_shared_memory_holds_the_struct_and_fits_the_card() -> None:
-    configs = [c for c in attention_heuristics.every_config() if isinstance(c, AttentionSm90)]
+    configs = list(AttentionSm90.every(DEVICE_DTYPES))
     assert len({(c.head_dim, c.value_dim) for c in configs}) == 36
     for config in configs:
         assert shared_bytes(config) <= config.shared_bytes <= MOST_SHARED, config
@@ -294,31 +297,27 @@ F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
 def config_for(
     dtype: Any = F16, out: Any = F16, acc: Any = F32, dims: tuple[int, int] = (128, 128), **changes: Any
 ) -> Any:
-    options = {"arch": "sm_90a", "scores": attention_heuristics.PLAIN, "reads": True, "writes": True}
+    options = {"arch": "sm_90a", "scores": forward.PLAIN, "reads": True, "writes": True}
     options |= {"rows": 10**5, "keys": 4096} | changes
-    return attention_heuristics.forward(
-        attention_heuristics.Problem(
-            dtype=dtype, out_dtype=out, acc=acc, head_dim=dims[0], value_dim=dims[1], **options
-        )
-    )
+    return choose(forward.Problem(dtype=dtype, out_dtype=out, acc=acc, head_dim=dims[0], value_dim=dims[1], **options))
 
 
 def test_the_kernel_follows_from_the_problem() -> None:
-    listed = set(attention_heuristics.every_config())
+    listed = set(CONFIGS)
     for dtype, out in itertools.product((F16, BFLOAT16), (F16, BFLOAT16, F32)):
         for d, d_v in itertools.product((1, 8, 64, 72, 130, 256), repeat=2):
             config = config_for(dtype, out, dims=(d, d_v))
             assert isinstance(config, AttentionSm90)
             assert config.head_dim >= d and config.value_dim >= d_v
-            assert config.tiles == (dtype == out)
-            assert not config_for(dtype, out, dims=(d, d_v), writes=False).tiles
+            assert config.store_tiles == (dtype == out)
+            assert not config_for(dtype, out, dims=(d, d_v), writes=False).store_tiles
             for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
                 assert config_for(dtype, out, dims=(d, d_v), rows=rows, keys=keys, fine=fine) in listed
             for arch in ("sm_80", "sm_89", "sm_100", "sm_120"):
                 portable = config_for(dtype, out, dims=(d, d_v), arch=arch)
                 assert isinstance(portable, AttentionSm80)
                 assert portable in listed
-                assert attention_heuristics.runs_on(portable, arch)
+                assert portable.runs_on(arch)
     for other in (
         config_for(F32, F32),
         config_for(F64, F64, F64),
@@ -336,21 +335,21 @@ def test_the_kernel_follows_from_the_problem() -> None:
 def test_what_is_computed_in_float64_does_not_run_on_tensor_cores(dtype: Any) -> None:
     config = config_for(dtype, F64, F64)
     assert isinstance(config, AttentionSimt)
-    assert (config.out, config.acc) == ("f64", "f64")
+    assert (config.element_o, config.sum) == ("f64", "f64")
 
 
 def test_scores_that_are_hidden_stay_finite_and_weigh_nothing() -> None:
     lowest = np.float32(-(2.0**127))  # kHidden of attention_sm90.cu
     for scale in (0.0, 2e-38, 1e-36, 1e-30, 0.088, 0.69, 0.7, 1.0, 1e30, -0.1, -1.0):
-        how, factor, _ = attention_heuristics.scores(scale, None)
-        assert how in (attention_heuristics.PLAIN, attention_heuristics.SIGNED)
-        if how == attention_heuristics.PLAIN:  # the kernel scales hidden scores with the others
+        how, factor, _ = forward.scores(scale, None)
+        assert how in (forward.PLAIN, forward.SIGNED)
+        if how == forward.PLAIN:  # the kernel scales hidden scores with the others
             assert factor > 0
             assert -np.inf < lowest * np.float32(factor) < -1000
-    assert attention_heuristics.scores(0.1, 30.0)[0] == attention_heuristics.CAPPED
+    assert forward.scores(0.1, 30.0)[0] == forward.CAPPED
 
 
 def test_sections_share_the_cache() -> None:
     for heads, group, keys, width in itertools.product((1, 7, 96), (1, 8), (0, 1, 4096, 1 << 20), (32, 1024)):
-        section = attention_heuristics.section(heads, group, keys, width)
+        section = forward.section(heads, group, keys, width)
         assert 1 <= section <= heads

@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._attention import backward_launch, mask_tiles, turn_order
-from bsrgemm._attention.backward_config import BackwardEnd, BackwardKeysSm90, BackwardSm90, TurnOrder
+from bsrgemm._attention import backward_sm90, mask_tiles
+from bsrgemm._attention.backward_sm90 import BackwardSm90, TurnOrder
 from bsrgemm._backend.registry import host
-from bsrgemm._kernels import device
+from bsrgemm._kernels.card import Card
 
 from .turn_orders import turns_of
 
@@ -28,29 +28,28 @@ def call_of(mask: Any, left: int = FAR, right: int = FAR) -> Any:
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(backward_sm90, "card", lambda: Card("sm_90a", 132))
 
 
 @pytest.mark.usefixtures("card")
 def test_sums_in_one_order_on_a_mask_without_a_band_are_put_in_turn() -> None:
     mask = bg.BlockMask.random(1024, per_row=2, block=128)
     in_order, any_order = (BackwardSm90("f16", 128, 128, ordered) for ordered in (True, False))
-    assert backward_launch._walkers(call_of(mask), in_order, 2) == 66
-    assert backward_launch._walkers(call_of(mask), BackwardSm90("f16", 128, 64, True), 2) == 132
-    assert backward_launch._walkers(call_of(mask), in_order, 500) == 1
-    others = (any_order, BackwardKeysSm90("f16", 256, 64), BackwardEnd("f16", 128, 128))
-    assert not any(backward_launch._walkers(call_of(mask), config, 2) for config in others)
-    assert not backward_launch._walkers(call_of(None), in_order, 2)
+    assert in_order.walkers(call_of(mask), 2) == 66
+    assert BackwardSm90("f16", 128, 64, True).walkers(call_of(mask), 2) == 132
+    assert in_order.walkers(call_of(mask), 500) == 1
+    assert not any_order.walkers(call_of(mask), 2)
+    assert not in_order.walkers(call_of(None), 2)
     for band in ({"left": 1023}, {"right": 0}):
-        assert not backward_launch._walkers(call_of(mask, **band), in_order, 2)
-    assert backward_launch._walkers(call_of(mask, 1024, 1024), in_order, 2) == 66
+        assert not in_order.walkers(call_of(mask, **band), 2)
+    assert in_order.walkers(call_of(mask, 1024, 1024), 2) == 66
 
 
 def test_masks_of_many_blocks_and_of_many_tiles_keep_the_order_of_the_queries() -> None:
-    assert turn_order.is_worthwhile(bg.BlockMask.random(1024, per_row=6, block=128), 64)
-    assert not turn_order.is_worthwhile(bg.BlockMask.random(1024, per_row=7, block=128), 64)
+    assert TurnOrder.pays(bg.BlockMask.random(1024, per_row=6, block=128), 64)
+    assert not TurnOrder.pays(bg.BlockMask.random(1024, per_row=7, block=128), 64)
     long = bg.BlockMask.random(TurnOrder.most * 64, 1024, per_row=1, block=128)
-    assert turn_order.is_worthwhile(long, 64) and not turn_order.is_worthwhile(long, 32)
+    assert TurnOrder.pays(long, 64) and not TurnOrder.pays(long, 32)
 
 
 def test_the_reference_moves_entries_within_their_tile_and_lets_free_tiles_pass_first() -> None:

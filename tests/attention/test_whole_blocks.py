@@ -9,7 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import mask_tiles
-from bsrgemm._attention.mask_bits import whole_kinds
+from bsrgemm._attention.mask_base import whole_kinds
 
 M = bg.BlockMask
 HERE = {"block": 16, "device": "cpu"}

@@ -6,7 +6,6 @@ Compiled kernels are kept in a folder that all processes and later runs share, u
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 import faulthandler
 import fcntl
@@ -22,39 +21,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import fields, replace
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from bsrgemm._attention import backward_launch, decode_launch, mask_tiles, turn_order
-from bsrgemm._attention import launch as attention_launch
-from bsrgemm._attention.call import AttentionCall, BackwardCall
-from bsrgemm._backend import cupy_backend
-from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._kernels import device, jit, launching, tensor_map
+from bsrgemm._kernels import jit, tensor_map
 from bsrgemm._kernels.jit import KernelSpec
 from bsrgemm._kernels.sources import gather
-from bsrgemm._products import (
-    block_products,
-    complex_gemm,
-    launch,
-    matrix_cache,
-    measured,
-    row_matching,
-    sampled_tiles,
-    spgemm_pattern,
-    work_list_launch,
-)
-from bsrgemm._products import cuda as products_cuda
-from bsrgemm._products.call import ProductCall
-
-from ..fake_device.driver import driven
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")
@@ -119,97 +96,6 @@ def _unwritten(shape: Any, dtype: Any = float) -> np.ndarray[Any, Any]:
     return found
 
 
-@contextmanager
-def emulated(folder: Path, put: Callable[[Any], Array] = put, arch: str = "sm_75") -> Iterator[None]:
-    """Launches go to the emulator, those of kernels for `arch`, and what they allocate lies where it finds it."""
-    event = SimpleNamespace(done=True)
-    stream = SimpleNamespace(record=lambda: event, is_capturing=lambda: False, ptr=0)
-    stand_in = SimpleNamespace(
-        ndarray=Array,
-        empty=lambda *args: put(_unwritten(*args)),
-        zeros=lambda *args: put(np.zeros(*args)),
-        cumsum=np.cumsum,
-        concatenate=lambda arrays: put(np.concatenate(arrays)),
-        arange=lambda *args, **how: put(np.arange(*args, **how)),
-        empty_like=lambda x: put(_unwritten(x.shape, x.dtype)),
-        ascontiguousarray=lambda x: put(np.ascontiguousarray(x)),
-        asfortranarray=lambda x: put(np.ascontiguousarray(x.T)).T,
-        cuda=SimpleNamespace(
-            get_current_stream=lambda: stream,
-            is_available=lambda: False,
-            runtime=SimpleNamespace(getDevice=lambda: "emulated"),
-            alloc=lambda size: _Pointer(put(_unwritten(size // 4, np.float32))),
-        ),
-    )
-    tiles, by_keys, sequences = mask_tiles.tiles, mask_tiles.by_keys, mask_tiles.sequences
-    sequences_by_keys = mask_tiles.sequences_by_keys
-
-    def place(arrays: Any) -> list[Any]:
-        return [put(x) if isinstance(x, np.ndarray) else x for x in arrays]
-
-    lists = SimpleNamespace(
-        tiles=lambda *args: mask_tiles.Tiles(*place(tiles(*args))),
-        by_keys=lambda *args: mask_tiles.Tiles(*place(by_keys(*args))),
-        sequences=lambda xp, *args: place(sequences(np, *args)),
-        sequences_by_keys=lambda xp, *args: place(sequences_by_keys(np, *args)),
-    )
-    index, shares = matrix_cache.MatrixCache.index, matrix_cache.MatrixCache.shares
-
-    def placed(make: Callable[..., Any]) -> Callable[..., Any]:
-        """Lists that are made of arrays, with arrays that have pointers."""
-
-        def call(*args: Any) -> Any:
-            made = make(*args)
-            arrays = {f.name: getattr(made, f.name) for f in fields(made)}
-            return replace(made, **{name: put(x) for name, x in arrays.items() if isinstance(x, np.ndarray)})
-
-        return call
-
-    patches: list[AbstractContextManager[Any]] = [
-        *(
-            patch.object(module, "cupy", stand_in)
-            for module in (
-                *(launch, matrix_cache, cupy_backend, attention_launch, decode_launch, launching, device),
-                *(backward_launch, turn_order),
-                *(spgemm_pattern, work_list_launch, row_matching, block_products, complex_gemm, products_cuda),
-                sampled_tiles,
-            )
-        ),
-        patch.object(device, "shared_bytes_per_block", lambda: 96 << 10),
-        patch.object(device, "multiprocessors", lambda: 2),
-        patch.object(device, "l2_bytes", lambda: 50 << 20),
-        driven(stand_in),
-        patch.object(attention_launch, "mask_tiles", lists),
-        patch.object(backward_launch, "mask_tiles", lists),
-        patch.object(attention_launch, "_plans", {}),
-        patch.object(decode_launch, "_plans", {}),
-        *(
-            patch.object(matrix_cache.MatrixCache, name, placed(getattr(matrix_cache.MatrixCache, name)))
-            for name in ("long_rows", "groups", "whole_items", "split_items")
-        ),
-        patch.object(matrix_cache.MatrixCache, "shares", lambda *args: put(shares(*args))),
-        patch.object(measured, "choice", lambda problem: None),
-        patch.object(jit, "device_target", lambda: arch),
-        patch.object(tensor_map.Layout, "write", write_map),
-        patch.object(jit, "load", lambda spec, arch: load(spec, folder, races=watches_races())),
-        patch.object(
-            matrix_cache.MatrixCache, "index", lambda *args: tuple(None if x is None else put(x) for x in index(*args))
-        ),
-    ]
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
-        yield
-
-
-def run_product(A: Any, B: Array, out: Array, acc: np.dtype[Any], alpha: Any = 1, beta: Any = 0, **options: Any) -> Any:
-    """A product by the kernel that `launch.product` chooses, within `emulated`, with nothing remembered; its plan."""
-    A._backend, A._matrix_cache = HOST, None
-    launch.product(ProductCall(A, B, out, acc, alpha, beta, **{"may_copy": False, **options}))
-    (made,) = A._matrix_cache.plans.values()
-    return made.value
-
-
 def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
     """An array put as told with the strides that it has; what lies between its elements is 77."""
     if x.flags.c_contiguous or not x.size:
@@ -224,37 +110,9 @@ def as_it_lies(x: Any, put: Callable[[Any], Array]) -> Array:
     return out
 
 
-def run_attention(call: AttentionCall, put: Callable[[Any], Array] = put) -> None:
-    """An attention of NumPy's arrays by the kernel that `forward` chooses, within `emulated`; `put` copies them."""
-    arrays = {name: as_it_lies(getattr(call, name), put) for name in ("q", "k", "v", "out")}
-    lse = None if call.lse is None else put(call.lse)
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    scales = tuple(None if x is None else put(x) for x in call.scales) if call.fp8 else call.scales
-    with patch.object(device, "multiprocessors", lambda: 1):
-        attention_launch.forward(HOST, replace(call, **arrays, lse=lse, mask=mask, bounds=bounds, scales=scales))
-    call.out[...] = arrays["out"]
-    if lse is not None:
-        call.lse[...] = lse
-
-
-def run_backward(call: BackwardCall, put: Callable[[Any], Array] = put) -> None:
-    """Gradients of NumPy's arrays by the kernels that `backward` chooses, within `emulated`; `put` copies them."""
-    names = ("q", "k", "v", "out", "dout", "lse", "dlse", "delta", "dq", "dk", "dv")
-    arrays = {name: getattr(call, name) for name in names}
-    arrays = {name: None if x is None else as_it_lies(x, put) for name, x in arrays.items()}
-    mask = copy.copy(call.mask)
-    if mask is not None:
-        object.__setattr__(mask, "bits", put(mask.bits))
-        mask.__dict__.pop("_tiles", None)
-    bounds = None if call.bounds is None else (put(call.bounds[0]), put(call.bounds[1]))
-    with patch.object(device, "multiprocessors", lambda: 1), few_ctas(1):
-        backward_launch.backward(HOST, replace(call, **arrays, mask=mask, bounds=bounds))
-    for name in ("dq", "dk", "dv"):
-        getattr(call, name)[...] = arrays[name]
+def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
+    """An array row by row ("C") or column by column."""
+    return put(x) if order == "C" else put(np.ascontiguousarray(x.swapaxes(-1, -2))).swapaxes(-1, -2)
 
 
 class Kernel:
@@ -283,15 +141,15 @@ class Kernel:
         return put(np.frombuffer(np.uint64(x.ctypes.data) if is_array else x.tobytes(), np.uint8))
 
 
-#: Kernels whose CTAs go on until nothing is left, however few there are. Those of attention_backward_sm90 wait for each
-#: other, which CTAs cannot do here: it has one.
+#: Kernels whose CTAs go on until nothing is left, however few there are.
 _LOOPS = {
-    *("attention_backward_sm90", "attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
+    *("attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
     *("list_pairs", "pack_columns", "count_pairs", "vector_steps", "columns_tf32"),
 }
-#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other wherever there are two.
-_WAITING = {"list_at_once"}
+#: Kernels that go on with any number of CTAs, and whose CTAs wait for each other, which they cannot do here: they have
+#: one.
+_WAITING = {"list_at_once", "attention_backward_sm90"}
 _most_ctas: list[int] = []
 
 

@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 import numpy as np
 import scipy.sparse
 
-from bsrgemm._attention import append_host
 from bsrgemm._attention import host as attention_host
-from bsrgemm._attention.append import APPEND_ENGINES, AppendCall, AppendEngine
 from bsrgemm._attention.call import AttentionCall, BackwardCall, DecodeCall
 from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
+from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, AppendEngine, HostAppend
 from bsrgemm._backend import dlpack, registry, structure
 from bsrgemm._backend.base import Backend, Blocks
 from bsrgemm._backend.index_arrays import watched_class
@@ -301,7 +300,7 @@ class FakeAppend(AppendEngine):
         names = ("k", "v", "to_k", "to_v", "lengths", "refused", "table", "new_table", "takes")
         arrays = {name: getattr(call, name) for name in names}
         on_host = replace(call, **{name: None if x is None else _array(x) for name, x in arrays.items()})
-        append_host.ENGINE.append(on_host)
+        HostAppend().append(on_host)
 
 
 def _allocation(x: ndarray) -> int:

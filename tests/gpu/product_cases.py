@@ -5,16 +5,12 @@ Seeds are fixed, so that a run repeats the last one; the property tests draw fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 import bsrgemm as bg
 from bsrgemm.dtypes import BOOL, HALF_DTYPES, result_dtype
-
-from .marks import on_hopper
 
 Matrix = tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, int]]
 
@@ -118,13 +114,12 @@ LAYOUTS = ["C", "F", "gaps", "reversed"]
 HALF = np.dtype(np.float16)
 
 
-def served_by(A: Any, name: str = "gemm_sm90") -> bool:
-    """Did all products of this matrix run on that kernel? On other cards than Hopper it is not asked."""
-    from bsrgemm._kernels.workspace import StreamOrdered
+def kernels_of(A: Any) -> list[Any]:
+    """The kernels that products with this matrix were prepared for, as far as they copy no operand."""
+    from bsrgemm._kernels.launch import Launch
 
-    plans = [made.value if isinstance(made, StreamOrdered) else made for made in A._matrix_cache.plans.values()]
-    names = {plan.config.spec().entry for plan in plans}
-    return names == {name} or not on_hopper()
+    known = [found.value for found in A._memo.calls._found.values()]
+    return [launch.kernel for launch in known if isinstance(launch, Launch)]
 
 
 def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -133,19 +128,3 @@ def exact_product(A: Matrix, B: np.ndarray, transposed: bool = False) -> tuple[n
     D = D.T if transposed else D
     wide = B.astype(np.float64)
     return D @ wide, np.abs(D) @ np.abs(wide)
-
-
-#: One block of each way through the kernel, for compute-sanitizer.
-MEMCHECKED = [(128, 64), (64, 112), (32, 32), (48, 80)]
-
-
-@pytest.fixture
-def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few columns, and copies of B with aligned rows, pay for every matrix."""
-    from bsrgemm._products import copies, heuristics
-
-    monkeypatch.setattr(heuristics, "_LARGE", 0)
-    monkeypatch.setattr(copies, "_WORTH_A_COPY", 0)
-    copies.wants_aligned_rows.cache_clear()
-    yield
-    copies.wants_aligned_rows.cache_clear()

@@ -12,7 +12,8 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._backend import registry, structure
 from bsrgemm._kernels import element_types, jit
-from bsrgemm._products import heuristics, spgemm_pattern
+from bsrgemm._products import spgemm_pattern
+from bsrgemm._products.block_products import BlockProblem, BlockProductsSm90
 from bsrgemm._products.engine import ENGINES, ProductEngine
 from bsrgemm.dtypes import BFLOAT16, HALF_DTYPES
 
@@ -52,7 +53,7 @@ def on_tensor_cores(monkeypatch) -> list[str]:
 @pytest.fixture
 def without_sm90(monkeypatch) -> None:
     """All products of blocks go to the kernel of older cards."""
-    monkeypatch.setattr(heuristics, "block_products_sm90", lambda *_: None)
+    monkeypatch.setattr(BlockProductsSm90, "of", lambda *_: None)
 
 
 def assert_served(launched: list[str], name: str = "block_products_sm90") -> None:
@@ -363,11 +364,11 @@ def test_more_tiles_than_multiprocessors(rows, rng) -> None:
 def test_every_config_is_listed() -> None:
     """Without one, block_products_sm90 leaves a product to another kernel."""
     problems = [
-        heuristics.BlockProblem("sm_90a", dtype, dtype, dtype, R, K, N, order)
+        BlockProblem("sm_90a", dtype, dtype, dtype, R, K, N, order)
         for (R, K, N), dtype, order in itertools.product(SHAPES, (F16, BFLOAT16), (None, "C", "F"))
     ]
-    chosen = {heuristics.block_products_sm90(problem) for problem in problems} - {None}
-    assert chosen and chosen <= set(heuristics.every_config((F16, BFLOAT16)))
+    chosen = {BlockProductsSm90.of(problem) for problem in problems} - {None}
+    assert chosen and chosen <= set(BlockProductsSm90.every((F16, BFLOAT16)))
 
 
 def test_a_right_factor_of_more_than_2_to_31_elements() -> None:

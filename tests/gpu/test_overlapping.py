@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
+from bsrgemm._kernels import jit
 
 from .marks import on_hopper
-from .product_cases import device, pattern, values
+from .product_cases import device, kernels_of, pattern, values
 from .repeats import new_stream
 
 pytestmark = pytest.mark.gpu
@@ -60,7 +61,7 @@ def test_a_chain_of_products_has_the_same_bits(captured: bool, rng: Any) -> None
     for (x, y), (x_plain, y_plain) in zip(results[2:], results[:2], strict=True):
         assert (x == x_plain).all() and (y == y_plain).all() and bool(cupy.isfinite(x).all())
     for weight in weights:
-        ahead = {plan.value.config.read_ahead for plan in weight._matrix_cache.plans.values()}
+        ahead = {kernel.read_ahead for kernel in kernels_of(weight)}
         assert ahead == ({False, True} if on_hopper() else {False})
 
 
@@ -86,7 +87,7 @@ def test_tokens_of_a_step_have_the_same_bits(rng: Any) -> None:
     assert (results[0] == results[1]).all() and bool(cupy.isfinite(x).all())
 
 
-def test_a_matrix_that_had_to_be_copied_is_not_read_ahead(rng: Any) -> None:
+def test_a_matrix_that_had_to_be_copied_is_not_read_ahead(rng: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
 
     data, indices, indptr, shape = pattern(rng, 9, 7, 32, 64, F16)
@@ -94,8 +95,17 @@ def test_a_matrix_that_had_to_be_copied_is_not_read_ahead(rng: Any) -> None:
     twice = cupy.stack([A.data, A.data], axis=1)
     A.data = twice[:, 0]  # not contiguous
     B = cupy.asarray(values(rng, (shape[1], 3), F16))
+    whole = bg.bsr_array((cupy.asarray(data), cupy.asarray(indices), cupy.asarray(indptr)), shape=shape)
+    ahead: list[Any] = []
+    load = jit.load
+
+    def noted(spec: jit.KernelSpec, arch: str) -> Any:
+        ahead.extend(value for name, value in spec.defines if name == "READ_AHEAD")
+        return load(spec, arch)
+
+    monkeypatch.setattr(jit, "load", noted)
     with bg.overlapping():
         got = A @ B
-    (plan,) = A._matrix_cache.plans.values()
-    assert not plan.value.config.read_ahead
+        whole @ B
+    assert ahead == [0, int(on_hopper())]
     np.testing.assert_array_equal(got.get(), (A @ B).get())

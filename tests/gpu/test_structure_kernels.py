@@ -62,13 +62,13 @@ def test_expand_names_the_row_of_every_entry(index, rng) -> None:
 def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, rng) -> None:
     import cupy
 
-    from bsrgemm._products import row_matching, work_list
+    from bsrgemm._products import lists, work_list
 
     stored = rng.random((rows, cols)) < 0.22
     i, j = np.nonzero(stored)
     indptr = cupy.asarray(np.searchsorted(i, np.arange(rows + 1)).astype(np.int32))
     pattern_ = work_list.Pattern(cupy.asarray(j.astype(np.int32)), indptr, rows, cols, False)
-    order = row_matching.matched(pattern_, 1, per_group)
+    order = lists.matched(pattern_, 1, per_group)
     padded = -(-rows // per_group) * per_group
     np.testing.assert_array_equal(np.sort(order.get()), np.arange(padded))
 
@@ -78,17 +78,17 @@ def test_matched_rows_share_more_columns_than_neighbours(per_group, rows, cols, 
         return int(full[order].reshape(-1, per_group, cols).any(axis=1).sum())
 
     assert entries(order.get()) < 0.99 * entries(np.arange(padded))
-    assert bool((order == row_matching.matched(pattern_, 1, per_group)).all())
+    assert bool((order == lists.matched(pattern_, 1, per_group)).all())
 
 
 # ----------------------------------------------------------------------------------------- work lists
 def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: Any) -> Any:
     """That of work_list.cu, beside the one made of CuPy's functions."""
-    from bsrgemm._products import work_list, work_list_launch
+    from bsrgemm._products import lists, work_list
 
-    got = work_list_launch.merged(pattern_, per_row, per_group, order)
+    got = lists.merged(pattern_, per_row, per_group, order)
     want = work_list.merged(registry.cuda(), pattern_, per_row, per_group, order)
-    items, wanted = work_list_launch.whole(got), work_list.whole(registry.cuda(), want)
+    items, wanted = lists.whole(got), work_list.whole(registry.cuda(), want)
     assert got.per_group == want.per_group and items.pieces == wanted.pieces
     for name in ("first", "last", "columns", "blocks", "row_tiles"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name).get(), err_msg=name)
@@ -107,7 +107,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
     """Empty rows, duplicates, columns in any order."""
     import cupy
 
-    from bsrgemm._products import row_matching, work_list
+    from bsrgemm._products import lists, work_list
 
     stored = rng.random((rows, cols)) < density
     stored[rows // 2 : rows // 2 + 1000 : 2, : cols // 2] = False
@@ -120,7 +120,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
         pattern_ = work_list.Pattern(cupy.asarray(indices), cupy.asarray(indptr), rows, cols, transposed)
         padded = -(-pattern_.shape[0] * per_row // per_group) * per_group
         orders = [None, cupy.asarray(rng.permutation(padded).astype(np.int32))]
-        orders.append(row_matching.matched(pattern_, per_row, per_group))
+        orders.append(lists.matched(pattern_, per_row, per_group))
         for order in orders:
             assert_same_work_list(pattern_, per_row, per_group, order)
 
@@ -130,7 +130,7 @@ def test_work_lists_are_those_of_the_reference(rows, cols, density, per_row, per
 def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, rng) -> None:
     import cupy
 
-    from bsrgemm._products import row_matching, work_list
+    from bsrgemm._products import lists, work_list
 
     row = np.sort(rng.integers(0, 60, 2000))
     good = rng.integers(0, 70, 2000).astype(index), np.searchsorted(row, np.arange(61)).astype(index)
@@ -139,7 +139,7 @@ def test_work_lists_of_spoiled_index_arrays_name_nothing_outside(damage, index, 
         arrays[spoiled][at] = damage
         for transposed in (False, True):
             pattern_ = work_list.Pattern(*map(cupy.asarray, arrays), 60, 70, transposed)
-            order = row_matching.matched(pattern_, 2, 4)
+            order = lists.matched(pattern_, 2, 4)
             np.testing.assert_array_equal(np.sort(order.get()), np.arange(order.size))
             groups, _ = assert_same_work_list(pattern_, 2, 4, order)
             assert int(groups.columns.min()) >= 0 and int(groups.columns.max()) <= pattern_.shape[1]
@@ -150,11 +150,11 @@ def test_a_million_blocks_are_listed_as_by_the_reference(rng) -> None:
     """Many tiles, each of several rounds, and sums over all of them."""
     import cupy
 
-    from bsrgemm._products import row_matching, work_list
+    from bsrgemm._products import lists, work_list
 
     side, per_row = 4096, 244
     indices = cupy.asarray(rng.integers(0, side, side * per_row).astype(np.int32))
     indptr = cupy.arange(0, side * per_row + 1, per_row, dtype=np.int32)
     for slots, per_group in ((1, 2), (2, 4), (1, 8)):
         pattern_ = work_list.Pattern(indices, indptr, side, side, False)
-        assert_same_work_list(pattern_, slots, per_group, row_matching.matched(pattern_, slots, per_group))
+        assert_same_work_list(pattern_, slots, per_group, lists.matched(pattern_, slots, per_group))

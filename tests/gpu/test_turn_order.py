@@ -9,8 +9,8 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import BlockMask
-from bsrgemm._attention import mask_tiles, turn_order
-from bsrgemm._attention.backward_config import TurnOrder
+from bsrgemm._attention import mask_tiles
+from bsrgemm._attention.backward_sm90 import TurnOrder
 
 from ..attention.turn_orders import turns_of
 
@@ -33,7 +33,7 @@ def test_the_order_is_that_of_the_reference(case: tuple[int, ...], heads: tuple[
     mask = mask.to_device("cuda")
     found = mask_tiles.by_keys(mask._backend, mask, 64, 128)
     tiles, rows = -(-S_k // 128), -(-S_q // 64)
-    got = turn_order.in_turn(found, TurnOrder("f16"), tiles, rows, walkers)
+    got = TurnOrder().in_turn(found, tiles, rows, walkers)
     first, columns = found.first.get(), found.columns.get()
     order = turns_of(first, columns[: first[-1]], tiles, rows, walkers)
     assert (got.columns.get()[: first[-1]] == columns[order]).all()

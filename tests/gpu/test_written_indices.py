@@ -218,13 +218,13 @@ def test_products_alone_keep_what_they_prepared(block, dtype, rng, operations) -
     A, twin = matrices(block, dtype, rng)
     again: dict[str, Any] = {}
     operations(A, twin, again)
-    cache, state = A._matrix_cache, Unwritten(A.indices, A.indptr)
+    cache, state = A._memo, Unwritten(A.indices, A.indptr)
     operations(A, twin, again)
     for read in (A.indices.get, A.indptr.tolist, A.__repr__):
         read()
     if dtype == F64:
         A.tocsr()
-    assert A._matrix_cache is cache and state.holds_for(A)
+    assert A._memo is cache and state.holds_for(A)
 
 
 @pytest.mark.sanitizer

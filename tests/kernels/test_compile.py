@@ -11,12 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsrgemm._attention import heuristics as attention_heuristics
-from bsrgemm._attention.backward_config import BackwardKeysSm90, BackwardSm80, BackwardSm90
-from bsrgemm._attention.heuristics import AttentionSm90
-from bsrgemm._kernels import element_types, jit
-from bsrgemm._products import configs, heuristics, small_blocks
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm._attention import choose
+from bsrgemm._attention.attention_sm90 import AttentionSm90
+from bsrgemm._attention.forward import DIMS
+from bsrgemm._attention.forward import Problem as AttentionProblem
+from bsrgemm._kernels import card, element_types, jit
+from bsrgemm._kernels.kernel import Kernel
+from bsrgemm._products import choice
+from bsrgemm._products.call import Problem
+from bsrgemm._products.gemm_sm80 import GemmSm80
+from bsrgemm._products.gemm_sm90 import GemmSm90
+from bsrgemm._products.spmm import Spmm, SpmmF64, spmm_staged
+from bsrgemm._products.spmv_small import SpmvSmall
+from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES, accumulator_dtype
 
 from ..conftest import LONG
 from . import outcomes, variants
@@ -41,10 +48,6 @@ PARTS = {
 #: Tests that share the variants of all kernels for one target.
 LONG_PARTS, ALL_PARTS = 16, 64
 
-#: Kernels for blocks of up to 16 x 16, whose sizes are compiled in.
-_SMALL = configs.SpmvSmall | configs.Spmm | configs.SpmmF64
-
-
 #: Types of products with indices of 32 bits, by their elements.
 _TYPES = {
     name: element_types.Types(name, name, name, acc)
@@ -58,57 +61,42 @@ _TYPES = {
 #: registers, all that the multipliers leave; they wait for most of a turn. So do those of attention_backward_keys_sm90.
 #: Of these bytes 4 and 16 came with places of a mask's blocks in 64 bits.
 #: attention_backward_sm80: dv of 256 columns with a softcap, since its walk over tiles is in a header.
-KNOWN_SPILLS = (
-    {
-        ("sm_90a", str(attention_heuristics.AttentionSm90("f16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
-        ("sm_90a", str(attention_heuristics.AttentionSm90("bf16", "f32", 256, 256, 2, False, 2, 64).spec())): 8,
-        ("sm_90a", str(attention_heuristics.AttentionSm80("f16", "f16", 96, 128, 1, True).spec())): 20,
-        ("sm_80", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
-        ("sm_90a", str(BackwardSm80("f16", 128, 128, 1, True, 1).spec())): 4,
-        ("sm_90a", str(BackwardSm80("f16", 96, 128, 1, True, 1).spec())): 4,
-        ("sm_100", str(BackwardSm80("f16", 256, 80, 2, False, 0).spec())): 16,
-    }
-    | {
-        ("sm_120", str(BackwardSm80(dtype, D, 256, 2, False, 3).spec())): 20
-        for dtype, D in itertools.product(("f16", "bf16"), attention_heuristics.DIMS)
-    }
-    | {
-        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered).spec())): 228
-        for dtype, width, keys, ordered in itertools.product(("f16", "bf16"), (64, 128), (64, 128), (True, False))
-    }
-    | {
-        ("sm_90a", str(BackwardSm90(dtype, width, keys, ordered, attention_heuristics.CAPPED).spec())): 320
-        for dtype, ordered in itertools.product(("f16", "bf16"), (True, False))
-        for width, keys in ((64, 64), (128, 64), (128, 128))
-    }
-    | {
-        ("sm_90a", str(BackwardKeysSm90(dtype, width, 64, scores).spec())): bytes_
-        for dtype, width in itertools.product(("f16", "bf16"), (192, 256))
-        for scores, bytes_ in ((attention_heuristics.SIGNED, 192), (attention_heuristics.CAPPED, 304))
-    }
-    | {
-        (target, str(small_blocks.spmm_staged(_TYPES["f64"], 4, 4, N, 227).spec())): 8
-        for target in ("sm_86", "sm_89")
-        for N in (4, 16, 64)
-    }
+#: A rule has targets, the entry, the bytes, and definitions of the variants that it is for.
+KNOWN_SPILLS: tuple[tuple[str, str, int, str], ...] = (
+    ("sm_90a", "attention_sm90", 8, "ELEMENT_O=f32 HEAD_DIM=256 VALUE_DIM=256 TILE_Q=128 SCORES=2 MMA_K=16"),
+    ("sm_90a", "attention_sm80", 20, "ELEMENT=f16 ELEMENT_O=f16 HEAD_DIM=96 VALUE_DIM=128 TILE_Q=128 SCORES=1"),
+    *(
+        (target, "attention_backward_sm80", bytes_, f"ELEMENT={a} ELEMENT_O={a} HEAD_DIM={D} VALUE_DIM={D_v} {more}")
+        for target, bytes_, a, D, D_v, more in (
+            ("sm_80 sm_90a", 4, "f16", 128, 128, "SCORES=1 ROLE=1 TILE_K=128"),
+            ("sm_90a", 4, "f16", 96, 128, "SCORES=1 ROLE=1 TILE_K=128"),
+            ("sm_100", 16, "f16", 256, 80, "SCORES=2 ROLE=0 TILE_K=32"),
+            *(("sm_120", 20, a, D, 256, "SCORES=2 ROLE=3 TILE_Q=32") for a in ("f16", "bf16") for D in DIMS),
+        )
+    ),
+    ("sm_90a", "attention_backward_sm90", 228, "SCORES=1"),
+    ("sm_90a", "attention_backward_sm90", 320, "SCORES=2"),
+    ("sm_90a", "attention_backward_keys_sm90", 192, "SCORES=1"),
+    ("sm_90a", "attention_backward_keys_sm90", 304, "SCORES=2"),
+    ("sm_86 sm_89", "spmm", 8, "ELEMENT_A=f64 INDEX=i32 BLOCK_R=4 BLOCK_C=4 THREADS=768"),
 )
-
-
 #: Bytes that 133 of the 1,680 variants of spmm with four blocks under way spill at most, in no pattern. Fewer CTAs,
 #: which spill nothing, were 10 to 20 % slower on an H200 (complex64 and int64, 2 x 2).
 FOUR_BLOCKS = 184
 
 
-def _name(config: configs.Gemm) -> str:
+def _name(kernel: Kernel) -> str:
     """The kernel of a product, and whether its blocks come through shared memory."""
-    return "spmm, staged" if isinstance(config, configs.Spmm) and config.staged else config.spec().entry
+    return "spmm, staged" if isinstance(kernel, Spmm) and kernel.staged else kernel.spec().entry
 
 
 def _known(spec: jit.KernelSpec, arch: str) -> int:
     """The bytes that a variant may spill."""
     if spec.entry == "spmm" and dict(spec.defines)["TOGETHER"] == 4:
         return FOUR_BLOCKS
-    return KNOWN_SPILLS.get((arch, str(spec)), 0)
+    own = {f"{name}={value}" for name, value in spec.defines}
+    rules = [rule for rule in KNOWN_SPILLS if arch in rule[0].split() and rule[1] == spec.entry]
+    return max((bytes_ for *_, bytes_, defines in rules if own.issuperset(defines.split())), default=0)
 
 
 def check(spec: jit.KernelSpec, arch: str) -> None:
@@ -153,9 +141,9 @@ def test_many_variants_compile_cleanly(target: str, part: int) -> None:
 def test_spmm_has_registers_for_its_sums(target, element, index, block) -> None:
     """Variants that spilled 8 to 72 bytes when the rules promised more warps."""
     names = replace(_TYPES[element], index=index)
-    config = small_blocks.spmm_staged(names, *block, 64, element_types.shared_kb(target))
-    assert (target, str(config.spec())) not in KNOWN_SPILLS
-    check(config.spec(), target)
+    spec = spmm_staged(names, *block, 64, card.shared_kb(target)).spec()
+    assert _known(spec, target) == 0
+    check(spec, target)
 
 
 @pytest.mark.every_variant
@@ -209,7 +197,7 @@ def test_of_many_numbers_the_smallest_the_middle_one_and_the_largest_are_some() 
 
 def test_the_span_compiles_every_element_type_in_a_product() -> None:
     met = {dict(spec.defines)["ELEMENT_A"] for spec in variants.quick("gemm_simt", variants.MEASURED)}
-    assert met == {element_types.element(dtype) for dtype in heuristics.DEVICE_DTYPES} | {"e4m3"}
+    assert met == {element_types.element(dtype) for dtype in DEVICE_DTYPES} | {"e4m3"}
 
 
 # --------------------------------------------------------------------------------- kept outcomes
@@ -292,37 +280,37 @@ def test_an_empty_variable_keeps_no_outcome(tiny: Path, tmp_path: Path, monkeypa
 
 # ----------------------------------------------------------------------------------- the choices
 def test_fp8_attention_is_listed() -> None:
-    listed = set(attention_heuristics.every_config())
+    listed = set(AttentionSm90.every(DEVICE_DTYPES))
     names = [np.dtype(x) for x in ("uint8", "float32")]
     for D, D_v in itertools.product((1, 16, 64, 80, 96, 128, 160, 256), repeat=2):
         for how, out, writes in itertools.product((0, 1, 2), ("float16", "float32", BFLOAT16), (False, True)):
             for rows, keys, fine in itertools.product((1, 10**6), (1, 10**6), (False, True)):
                 sizes = (D, D_v, how, True, writes, rows, keys, fine)
-                problem = attention_heuristics.Problem("sm_90a", names[0], np.dtype(out), names[1], *sizes, fp8=True)
-                config = attention_heuristics.forward(problem)
+                problem = AttentionProblem("sm_90a", names[0], np.dtype(out), names[1], *sizes, fp8=True)
+                config = choose.choose(problem)
                 assert isinstance(config, AttentionSm90) and config in listed
                 assert config.fp8 and config.head_dim >= D and config.value_dim >= D_v
-                assert config.tiles == (writes and out != "float32")
+                assert config.store_tiles == (writes and out != "float32")
                 for change in ({"arch": "sm_89"}, {"reads": False}, {"head_dim": 257}):
-                    assert attention_heuristics.forward(replace(problem, **change)).spec().entry == "attention_simt"
+                    assert choose.choose(replace(problem, **change)).spec().entry == "attention_simt"
 
 
 def test_tuning_returns_only_listed_configs() -> None:
-    listed = set(heuristics.every_config())
+    listed = {kernel for family in choice.DENSE for kernel in family.every(DEVICE_DTYPES)}
     for R, C in itertools.product((1, 3, 16, 32, 33, 48, 64, 96, 128, 192), (1, 2, 8, 15, 16, 32, 48, 64, 80, 144)):
-        for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), heuristics.DEVICE_DTYPES):
-            wide = heuristics.np.dtype(heuristics.np.int32) if element_types.element(dtype) == "i8" else dtype
+        for N, dtype in itertools.product((1, 2, 9, 16, 64, 100, 4096), DEVICE_DTYPES):
+            wide = np.dtype(np.int32) if element_types.element(dtype) == "i8" else dtype
             for transposed, index in ((False, "i4"), (False, "i8"), (True, "i4")):
-                acc = heuristics.accumulator_dtype(wide)
-                names = element_types.types(dtype, dtype, wide, acc, heuristics.np.dtype(index))
+                acc = accumulator_dtype(wide)
+                names = element_types.types(dtype, dtype, wide, acc, np.dtype(index))
                 for order, tf32 in itertools.product(("C", "F", ""), (False, True)):
-                    problem = heuristics.Problem(
+                    problem = Problem(
                         "sm_90a", names, R, C, N, 1, 10, 10, 30, transposed, order, order, True, True, tf32
                     )
-                    config = heuristics.gemm(problem)
-                    if isinstance(config, configs.GemmSm80 | configs.GemmSm90):
+                    config = choice.by_rule(problem)
+                    if isinstance(config, GemmSm80 | GemmSm90):
                         config = replace(config, types=replace(config.types, index="i32"))
-                    elif wide != dtype or isinstance(config, _SMALL):
+                    elif wide != dtype or isinstance(config, SpmvSmall | Spmm | SpmmF64):
                         continue
                     assert config in listed, config
 
@@ -343,15 +331,15 @@ def test_tuning_returns_only_listed_configs() -> None:
     ],
 )
 def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plain, vector) -> None:
-    dtype = heuristics.np.dtype(dtype)
-    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
-    problem = heuristics.Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
-    assert _name(heuristics.gemm(problem)) == kernel
-    assert _name(heuristics.gemm(replace(problem, N=1))) == vector
-    assert _name(heuristics.gemm(replace(problem, aligned=False))) == plain
-    assert _name(heuristics.gemm(replace(problem, arch="sm_75"))) == plain
-    assert _name(heuristics.gemm(replace(problem, arch="sm_75", N=256))) == "gemm_simt"
-    assert all(c.spec().entry for c in heuristics.candidates(problem))
+    dtype = np.dtype(dtype)
+    names = element_types.types(dtype, dtype, dtype, accumulator_dtype(dtype), np.dtype("i4"))
+    problem = Problem("sm_90a", names, *block, 100, 1, 10, 10, 30, False, b_order, "C", True, True)
+    assert _name(choice.by_rule(problem)) == kernel
+    assert _name(choice.by_rule(replace(problem, N=1))) == vector
+    assert _name(choice.by_rule(replace(problem, aligned=False))) == plain
+    assert _name(choice.by_rule(replace(problem, arch="sm_75"))) == plain
+    assert _name(choice.by_rule(replace(problem, arch="sm_75", N=256))) == "gemm_simt"
+    assert all(c.spec().entry for c in choice.variants(problem))
 
 
 @pytest.mark.parametrize(
@@ -369,9 +357,9 @@ def test_the_kernel_follows_from_the_problem(dtype, block, b_order, kernel, plai
     ids=str,
 )
 def test_few_columns_read_blocks_once(dtype, block, entries) -> None:
-    dtype = heuristics.np.dtype(dtype)
-    names = element_types.types(dtype, dtype, dtype, heuristics.accumulator_dtype(dtype), heuristics.np.dtype("i4"))
-    problem = heuristics.Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
-    assert {N: _name(heuristics.gemm(replace(problem, N=N))) for N in entries} == entries
+    dtype = np.dtype(dtype)
+    names = element_types.types(dtype, dtype, dtype, accumulator_dtype(dtype), np.dtype("i4"))
+    problem = Problem("sm_90a", names, *block, 1, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
+    assert {N: _name(choice.by_rule(replace(problem, N=N))) for N in entries} == entries
     for other in (replace(problem, transposed=True), replace(problem, c_order="F")):
-        assert _name(heuristics.gemm(replace(other, N=16))) not in ("spmm, staged", "spmm_f64")
+        assert _name(choice.by_rule(replace(other, N=16))) not in ("spmm, staged", "spmm_f64")

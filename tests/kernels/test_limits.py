@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm._kernels import disk_cache, element_types, graphs, jit, sources, tensor_map, workspace
+from bsrgemm._kernels.card import shared_kb, tensor_arch
 from bsrgemm._kernels.workspace import StreamOrdered
 
 from ..fake_device.driver import driven
@@ -31,7 +32,7 @@ from ..fake_device.driver import driven
     ],
 )
 def test_what_an_architecture_offers(arch: str, tensor: bool, shared: int) -> None:
-    assert element_types.tensor_arch(arch) is tensor and element_types.shared_kb(arch) == shared
+    assert tensor_arch(arch) is tensor and shared_kb(arch) == shared
 
 
 @pytest.mark.parametrize("integrated", [87, 101, 110])

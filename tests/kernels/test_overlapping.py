@@ -16,11 +16,11 @@ pytest.importorskip("cupy")
 import cupy
 
 import bsrgemm as bg
-from bsrgemm._attention.decode_config import Decode, KvAppend
+from bsrgemm._attention.decode_kernel import Decode, KvAppend
 from bsrgemm._kernels import jit, overlapping
 from bsrgemm._kernels.element_types import Types
 from bsrgemm._kernels.sources import cuda_root, gather
-from bsrgemm._products.configs import GemmFew
+from bsrgemm._products.gemm_simt import GemmFew
 
 
 class Driver:

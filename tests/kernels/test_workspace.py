@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,95 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import graphs, launching, workspace
+from cupy.cuda import MemoryPointer, UnownedMemory
+
+from bsrgemm._kernels import graphs, launch, workspace
 from bsrgemm._kernels.workspace import StreamOrdered
 
-from ..emulator.captures import Memory
 from ..emulator.emulator import Array
 from ..fake_device.driver import driven
+
+
+class Room:
+    """A piece of memory; whoever needs it holds this object."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+class Pool:
+    """A pool of CuPy's: memory that is in use belongs to others as soon as nobody holds the pool."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._rooms: list[Room] = []
+        self._free: dict[int, list[int]] = {}
+
+    def malloc(self, size: int) -> Any:
+        free = self._free.setdefault(size, [])
+        if not free:
+            self._rooms.append(self._memory.room(size))
+            free.append(self._rooms[-1].address)
+        piece = Room(free.pop())
+        weakref.finalize(piece, free.append, piece.address)
+        return MemoryPointer(UnownedMemory(piece.address, size, piece, 0), 0)
+
+
+class _Allocated(np.ndarray[Any, Any]):
+    """Bytes that hold the allocation they are in."""
+
+    allocation: Any
+
+
+class Memory:
+    """The memory of a card; `cuda` is what `cupy.cuda` has for it."""
+
+    def __init__(self, size: int = 1 << 26) -> None:
+        self._bytes = np.zeros(size, np.uint8)
+        self._used = -self._bytes.ctypes.data % 256
+        #: sizes of what nobody holds any more, by address
+        self.freed: dict[int, int] = {}
+        self._allocator = self._usual
+        self.cuda = SimpleNamespace(
+            MemoryPool=lambda: Pool(self),
+            MemoryPointer=MemoryPointer,
+            UnownedMemory=UnownedMemory,
+            using_allocator=self._using,
+            alloc=lambda size: self._allocator(size),
+        )
+
+    def room(self, size: int) -> Room:
+        first, self._used = self._used, self._used + -(-max(1, size) // 256) * 256
+        assert self._used <= len(self._bytes), "the memory of this card is too small for the test"
+        found = Room(self._bytes.ctypes.data + first)
+        weakref.finalize(found, self.freed.__setitem__, found.address, size)
+        return found
+
+    def put(self, x: Any) -> Array:
+        """An array with these elements, in memory that is allocated as an array of CuPy is now."""
+        x = np.asarray(x)
+        memory = self._allocator(x.nbytes)
+        room = self._at(memory.ptr, x.nbytes).view(_Allocated)
+        room.allocation = memory.mem
+        out = room.view(x.dtype).reshape(x.shape).view(Array)
+        out[...] = x
+        return out
+
+    def _usual(self, size: int) -> Any:
+        room = self.room(size)
+        return MemoryPointer(UnownedMemory(room.address, size, room, 0), 0)
+
+    @contextmanager
+    def _using(self, allocator: Any) -> Iterator[None]:
+        before, self._allocator = self._allocator, allocator
+        try:
+            yield
+        finally:
+            self._allocator = before
+
+    def _at(self, address: int, size: int) -> Any:
+        first = address - self._bytes.ctypes.data
+        return self._bytes[first : first + size]
 
 
 class Stream:
@@ -170,21 +254,24 @@ def test_arrays_within_a_capture_are_memory_of_the_graph(card: Card) -> None:
     assert not any(x.data.mem.ptr in capture._own for x in (outside, used, after))
 
 
-def test_a_launch_keeps_what_it_uses_and_its_arguments(card: Card) -> None:
+def test_a_launch_keeps_what_it_uses_and_its_arguments(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
+    kernel: Any = SimpleNamespace(threads=32, shared_bytes=64)
 
-    def kernel(grid: Any, threads: Any, args: Any, shared_mem: int) -> None:
+    def function(grid: Any, threads: Any, args: Any, shared_mem: int) -> None:
         started.append((grid, threads, args, shared_mem))
 
-    def launch() -> list[Any]:
+    monkeypatch.setattr(launch, "loaded", lambda given: function)
+
+    def launched() -> list[Any]:
         arrays = [card.empty(8, np.int32) for _ in range(3)]
-        launching.start(kernel, (1,), (32,), (arrays[0],), (arrays[1], SimpleNamespace(part=arrays[2]), None), 64)
+        launch.run(kernel, (1,), (arrays[0],), uses=(arrays[1], SimpleNamespace(part=arrays[2]), None))
         assert started.pop() == ((1,), (32,), (arrays[0],), 64)
         return [is_held(x) for x in arrays]
 
-    assert [held() for held in launch()] == [False] * 3
+    assert [held() for held in launched()] == [False] * 3
     card.capture(1)
-    kept = launch()
+    kept = launched()
     card.end()
     assert [held() for held in kept] == [True] * 3
     card.driver.gone.add(1)

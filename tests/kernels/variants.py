@@ -7,11 +7,11 @@ import re
 from functools import cache
 from typing import Any
 
-from bsrgemm._attention import backward_config, decode_config
-from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm import _kernel_index
 from bsrgemm._kernels.jit import KernelSpec
+from bsrgemm._kernels.kernel import Kernel
 from bsrgemm._kernels.sources import cuda_root, gather
-from bsrgemm._products import heuristics
+from bsrgemm.dtypes import DEVICE_DTYPES
 
 #: One target for each generation of cards. sm_90a is the card that results are measured on.
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -44,35 +44,24 @@ def text_of(kernel: str) -> str:
 
 
 @cache
-def _listed() -> dict[str, dict[KernelSpec, tuple[Any, Any]]]:
-    """By kernel the variants that can be asked for, each with the module that lists it and the config it is of."""
-    found: dict[str, dict[KernelSpec, tuple[Any, Any]]] = {}
-    for module, configs in (
-        (heuristics, heuristics.every_config()),
-        (attention_heuristics, attention_heuristics.every_config()),
-        (decode_config, decode_config.every_decode_config()),
-        (backward_config, backward_config.every_backward_config()),
-    ):
-        for config in configs:
-            spec = config.spec()
-            found.setdefault(spec.entry, {})[spec] = (module, config)
+def _listed() -> dict[str, dict[KernelSpec, Kernel]]:
+    """By the name of their entry, the variants that can be asked for."""
+    found: dict[str, dict[KernelSpec, Kernel]] = {}
+    for kernel in _kernel_index.every(DEVICE_DTYPES):
+        spec = kernel.spec()
+        found.setdefault(spec.entry, {})[spec] = kernel
     return found
 
 
 @cache
 def every(kernel: str, target: str) -> list[KernelSpec]:
     """All variants of `kernel` that can be asked for on `target`."""
-    return [spec for spec in _listed()[kernel] if _runs_on(spec, target)]
+    return [spec for spec, variant in _listed()[kernel].items() if variant.runs_on(target)]
 
 
 def listed_kernels() -> set[str]:
-    """The kernels that heuristics can choose."""
+    """The kernels that are in the index."""
     return set(_listed())
-
-
-def _runs_on(spec: KernelSpec, target: str) -> bool:
-    module, config = _listed()[spec.entry][spec]
-    return module.runs_on(config, target)
 
 
 def spanning(

@@ -310,40 +310,22 @@ def test_another_shape_of_the_same_arrays_is_another_state() -> None:
     assert not state.holds_for(A)
 
 
-def test_plans_that_a_matrix_has_dropped_are_noticed() -> None:
-    """On a card, launches read work lists that belong to the plans of a matrix."""
+def test_another_choice_of_kernels_is_another_state() -> None:
+    """On a card, a graph has the launches of the kernels that were chosen when it was captured."""
     from bsrgemm._kernels import forced_kernel
-    from bsrgemm._products.matrix_cache import PreparedLaunches
-
-    class Plan:
-        pass
-
-    def cache(*names: str) -> Any:
-        return SimpleNamespace(plans={name: Plan() for name in names}, wide={})
+    from bsrgemm._kernels.launch import Calls
+    from bsrgemm._products.operand import PreparedLaunches
 
     A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
-    assert PreparedLaunches(A).holds_for(A)
-    A._matrix_cache = cache("one", "two")
-    real = A._matrix_cache.wide[2] = SimpleNamespace(_matrix_cache=cache("three"))
     state = PreparedLaunches(A)
-    A._matrix_cache.plans["another"] = Plan()
     assert state.holds_for(A)
     with forced_kernel.force_kernel("Spmm"):
         assert not state.holds_for(A)
+    with bg.overlapping():
+        assert not state.holds_for(A)
     assert state.holds_for(A)
-    real._matrix_cache.plans["three"] = Plan()
-    assert not state.holds_for(A)
+    A._memo = SimpleNamespace(calls=Calls())
     state = PreparedLaunches(A)
-    kept = A._matrix_cache.plans.pop("one")
-    assert not state.holds_for(A)
-    A._matrix_cache.plans["one"] = kept
-    assert state.holds_for(A)
-    plans = state.plans()
-    assert plans is not None and len(plans) == 4
-    A._matrix_cache.plans.clear()
-    del kept
-    assert not state.holds_for(A) and state.plans() == plans, "who has taken them may go on"
-    del plans
-    assert state.plans() is None
-    A._matrix_cache = None
-    assert not state.holds_for(A)
+    assert state.holds_for(A) and PreparedLaunches(A.T).holds_for(A.T)
+    A._memo.calls.clear()  # as `tune` does
+    assert not state.holds_for(A) and PreparedLaunches(A).holds_for(A)

@@ -6,7 +6,7 @@ difference shows what the change does: ``python -m tests.products.test_choices``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -15,10 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsrgemm._kernels.card import Card
 from bsrgemm._kernels.element_types import Types, number
-from bsrgemm._products import configs, copies, heuristics, sm80_tiles, small_blocks
-from bsrgemm._products.heuristics import BlockProblem, Problem
-from bsrgemm.dtypes import BFLOAT16
+from bsrgemm._kernels.kernel import Kernel
+from bsrgemm._products import choice, gemm_sm80, spmm, spmv_small
+from bsrgemm._products.block_products import BLOCKS, BlockProblem, BlockProductsSm80, BlockProductsSm90, SpgemmSimt
+from bsrgemm._products.call import Problem
+from bsrgemm._products.gemm_simt import GemmSimt, Spmv
+from bsrgemm._products.gemm_sm80 import GemmSm80
+from bsrgemm._products.gemm_sm90 import GemmSm90
+from bsrgemm._products.lists import LISTS
+from bsrgemm._products.prepared import compiled_for, wants_aligned_rows
+from bsrgemm._products.spgemm_pattern import SpgemmPattern
+from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
+from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 from .. import written_lists
 
@@ -33,7 +43,7 @@ def names(a: str, c: str | None = None, index: str = "i32") -> Types:
 
 
 def written(x: Any) -> str:
-    """A config on a line: its class and all its fields."""
+    """A kernel on a line: its class and the values of all its fields, without their names."""
     if isinstance(x, Types):
         usual = names(x.a, index=x.index)
         return " ".join([x.a, *([x.b, x.c, x.acc] if x != usual else []), *(["i64"] if x.index == "i64" else [])])
@@ -47,6 +57,11 @@ def written(x: Any) -> str:
     if isinstance(x, tuple):
         return "x".join(map(written, x))
     return str(x) or "-"
+
+
+def digest(found: Iterable[Any]) -> str:
+    """A digest of many kernels by what they are compiled and launched with: names of fields are not a part of it."""
+    return written_lists.digest([f"{x.spec()} {x.threads} {getattr(x, 'shared_bytes', 0)}" for x in found])
 
 
 # ------------------------------------------------------------------------------------------------ products with dense
@@ -144,74 +159,86 @@ def small_problems() -> Iterator[Problem]:
     yield problem("f64", R=3, K=3, N=1, blocks=3, block_rows=0)
 
 
-def grids(config: Any, one: Problem) -> str:
+H200 = Card("sm_90a", 132)
+
+
+def grids(kernel: Any, one: Problem) -> str:
     """The launch that does not depend on lists: threads, shared memory, and the grid on 132 multiprocessors."""
-    parts = [config.threads, config.shared_bytes]
-    if isinstance(config, configs.GemmSm90 | configs.GemmTurnedSm90):
-        parts += [config.stages, config.row_tiles, config.group(one.block_cols * one.K)]
-    elif isinstance(config, configs.GemmSm80):
-        parts += [config.ctas(one.arch)]
-    elif isinstance(config, configs.SpmvSmall):
-        parts += [config.ctas(one.block_rows, 132)]
-    elif isinstance(config, configs.Spmm):
-        parts += config.grid(one.block_rows, one.N, one.batches, 132)
-    elif isinstance(config, configs.SpmmF64):
-        parts += config.grid(one.block_rows, one.N, one.batches)
+    parts = [kernel.threads, kernel.shared_bytes]
+    if isinstance(kernel, GemmSm90 | GemmTurnedSm90):
+        parts += [kernel.stages, kernel.row_tiles, kernel.group(one.block_cols * one.K)]
+    elif isinstance(kernel, GemmSm80):
+        parts += [kernel.ctas(one.arch)]
     else:
-        parts += config.grid(one.block_rows * one.batches, one.R, one.N)
+        parts += kernel.grid(one, H200)
     return " ".join(map(str, parts))
 
 
+def all_problems() -> list[Problem]:
+    return [*sm90_problems(), *sm80_problems(), *small_problems()]
+
+
 def gemm_choices() -> Iterator[tuple[str, str]]:
-    for one in (*sm90_problems(), *sm80_problems(), *small_problems()):
-        config = heuristics.gemm(one)
-        yield written(one), f"{written(config)} | {grids(config, one)}"
+    """Every fifth problem as text, and all of them as digests."""
+    every = all_problems()
+    for one in every[::5]:
+        kernel = choice.by_rule(one)
+        yield written(one), f"{written(kernel)} | {grids(kernel, one)}"
+    for first in range(0, len(every), 32):
+        some = every[first : first + 32]
+        found = [f"{choice.by_rule(one).spec()} {grids(choice.by_rule(one), one)}" for one in some]
+        yield f"from {written(some[0])}", f"{len(found)} {written_lists.digest(found)}"
 
 
-def other_candidates() -> Iterator[tuple[str, str]]:
-    """What `tune` measures beside the first choice, as a digest."""
-    some = [*sm90_problems(), *sm80_problems(), *small_problems()][::9]
+def other_variants() -> Iterator[tuple[str, str]]:
+    """What `tune` measures, as a digest."""
+    some = all_problems()[::9]
     for one in (*some, problem(R=32), problem(R=16, N=64), problem("f32", "sm_80", R=32, N=4096, block_rows=4000)):
-        found = [written(x) for x in heuristics.candidates(one)]
-        yield written(one), f"{len(found)} {written_lists.digest(found)}"
+        found = list(choice.variants(one))
+        yield written(one), f"{len(found)} {digest(found)}"
 
 
 def copies_of_b() -> Iterator[tuple[str, str]]:
-    """Whether a copy of B with aligned rows pays."""
+    """Whether a copy of B with aligned rows pays, and which kernels copy B by columns."""
     for a, N, blocks, order in product(("f16", "f64", "i64"), (1, 63, 64, 65, 128), (8, 15, 16, 17, 32), ("", "C")):
         one = problem(a, N=N, blocks=blocks, b_order=order)
-        yield written(one), written(copies.wants_aligned_rows(one))
+        yield written(one), written(wants_aligned_rows(one))
     for change in ({"batches": 8, "blocks": 2}, {"arch": "sm_75"}, {"R": 8}, {"arch": "sm_80"}, {"aligned": False}):
         one = problem(N=128, b_order="", **change)
-        yield written(one), written(copies.wants_aligned_rows(one))
+        yield written(one), written(wants_aligned_rows(one))
+    for R, N, blocks, tf32 in product((16, 32, 64), (64, 96, 1024), (2000, 40000, 400000), (False, True)):
+        one = problem("f32", R=R, K=32, N=N, blocks=blocks, tf32=tf32)
+        yield written(one), " ; ".join(map(written, compiled_for(one)))
 
 
 # ------------------------------------------------------------------------------------------------ kernels by themselves
 def plain_choices() -> Iterator[tuple[str, str]]:
     kinds = [names(a) for a in ("f16", "i8", "f32", "f64", "c64", "c128", "i64", "boolean")]
     for kind, R in product(kinds, (1, 2, 3, 4, 7, 8, 9)):
-        some = [heuristics.spmm(kind, R, 5, N) for N in (2, 3, 31, 32, 33, 64, 65, 97, 128, 200)]
-        yield f"spmm {kind.a} {R}", " ".join(f"{x.rows}.{x.cols}.{x.lanes}" for x in some)  # type: ignore[union-attr]
+        ones = [replace(_USUAL, types=kind, R=R, K=5, N=N) for N in (2, 3, 31, 32, 33, 64, 65, 97, 128, 200)]
+        some = [GemmSimt.best(one) for one in ones]
+        yield f"spmm {kind.a} {R}", " ".join(f"{x.rows}.{x.cols}.{x.lanes}" for x in some)
+    vectors: dict[str, list[str]] = {}
     for kind, (R, C), aligned, transposed in product(
         kinds,
         ((1, 1), (3, 2), (8, 8), (9, 8), (8, 9), (9, 2), (9, 3), (20, 15), (20, 16), (20, 17), (20, 4)),
         (False, True),
         (False, True),
     ):
-        config = heuristics.spmm(kind, R, C, 1, transposed, aligned)
-        assert isinstance(config, configs.Spmv)
-        yield (
-            f"spmv {kind.a} {R} {C} {written(aligned)}{written(transposed)}",
-            f"{written(config)} | {config.grid(1000, R, 1)}",
+        one = replace(_USUAL, types=kind, R=R, K=C, N=1, aligned=aligned, transposed=transposed, block_rows=1000)
+        kernel = Spmv.best(one)
+        vectors.setdefault(f"spmv {kind.a} {written(aligned)}{written(transposed)}", []).append(
+            f"{R} {C}: {kernel.lanes}.{kernel.rows}.{kernel.block_r}.{kernel.block_c}.{kernel.vector}"
+            f".{'.'.join(map(str, kernel.grid(one, H200)))}"
         )
-    for kind, height, room in product(
-        ("MMA_F16", "MMA_TF32", "MMA_3XTF32", "MMA_F64"), (16, 32, 64, 128), (98, 99, 100, 163, 164, 227)
-    ):
-        tiles = sm80_tiles.sm80_tiles(kind, height, room)
-        yield f"tiles {kind} {height} {room}", " ".join(map(written, tiles))
+    yield from ((name, " ; ".join(some)) for name, some in vectors.items())
+    for mma, height in product(("MMA_F16", "MMA_TF32", "MMA_3XTF32", "MMA_F64"), (16, 32, 64, 128)):
+        rooms = {room: list(gemm_sm80.tiles_of(mma, height, room)) for room in (98, 99, 100, 163, 164, 227)}
+        text = " ; ".join(f"{room}: {' '.join(map(written, tiles))}" for room, tiles in rooms.items())
+        yield f"tiles {mma} {height}", text
     for sides in ((1, 1, 1), (3, 2, 3), (10, 10, 10), (11, 1, 1), (1, 11, 1), (1, 1, 11), (12, 3, 12), (5, 20, 3)):
-        one = heuristics.spgemm_simt(names("f32"), *sides)
-        yield f"spgemm_simt {sides}", f"{written(one)} | {one.grid(1000)} {one.grid(1)}"
+        simt = SpgemmSimt.of(names("f32"), *sides)
+        yield f"spgemm_simt {sides}", f"{written(simt)} | {simt.grid(1000)} {simt.grid(1)}"
 
 
 SIDES = [(n, n) for n in range(1, 17)] + [
@@ -226,48 +253,60 @@ def spmv_small_choices() -> Iterator[tuple[str, str]]:
     ways = ((True, False, False), (False, False, False), (False, True, False), (False, True, True))
     for kind, way in product(kinds, ways):
         rows = (1, 2, 3, 4, 5, 6, 7, 9, 12, 14, 15, 19, 27)
-        found = [repr(small_blocks.spmv_small(kind, R, K, *way, row)) for (R, K), row in product(SIDES, rows)]
-        yield f"spmv_small {written(kind)} {''.join(map(written, way))}", written_lists.digest(found)
-    for kind, (R, K), row in islice(product(kinds[:3], SIDES, (1, 2, 4, 9, 14, 15, 27)), 0, None, 5):
-        yield f"spmv_small {kind.a} {R} {K} {row}", written(small_blocks.spmv_small(kind, R, K, False, True, True, row))
+        found = [spmv_small.spmv_small(kind, R, K, *way, row) for (R, K), row in product(SIDES, rows)]
+        yield f"spmv_small {written(kind)} {''.join(map(written, way))}", digest(found)
+    for kind, (R, K), row in islice(product(kinds[:3], SIDES, (1, 2, 4, 9, 14, 15, 27)), 0, None, 13):
+        yield f"spmv_small {kind.a} {R} {K} {row}", written(spmv_small.spmv_small(kind, R, K, False, True, True, row))
 
 
 def spmm_small_choices() -> Iterator[tuple[str, str]]:
     kinds = [names(a) for a in ("f32", "f64", "c64", "c128", "f16", "boolean")]
     columns = (2, 3, 4, 6, 8, 12, 16, 31, 32, 64, 100, 128)
     for kind, way in product(kinds, product((False, True), repeat=2)):
-        found = [repr(small_blocks.spmm_small(kind, R, K, N, *way)) for (R, K), N in product(SIDES, columns)]
-        yield f"spmm_small {written(kind)} {''.join(map(written, way))}", written_lists.digest(found)
+        found = [spmm.spmm_small(kind, R, K, N, *way) for (R, K), N in product(SIDES, columns)]
+        yield f"spmm_small {written(kind)} {''.join(map(written, way))}", digest(found)
     staged = [names(a, index=index) for a in ("f32", "f64") for index in ("i32", "i64")]
     for kind, room in product(staged, (227, 163, 99)):
-        some = [small_blocks.spmm_staged(kind, R, K, N, room) for (R, K), N in product(SIDES, columns)]
-        yield f"spmm_staged {written(kind)} {room}", written_lists.digest([f"{x} {x.shared_bytes}" for x in some])
-    for kind, (R, K), N in islice(product((*kinds[:2], *staged), SIDES, (2, 16, 64)), 0, None, 7):
+        some = [spmm.spmm_staged(kind, R, K, N, room) for (R, K), N in product(SIDES, columns)]
+        yield f"spmm_staged {written(kind)} {room}", digest(some)
+    for kind, (R, K), N in islice(product((*kinds[:2], *staged), SIDES, (2, 16, 64)), 0, None, 13):
         if kind.of_one("f32") or kind.of_one("f64"):
-            yield f"spmm_staged {written(kind)} {R} {K} {N}", written(small_blocks.spmm_staged(kind, R, K, N))
-        yield f"spmm_small {kind.a} {R} {K} {N}", written(small_blocks.spmm_small(kind, R, K, N, False, True))
-    for index, R, K, N in product(("i32", "i64"), (6, 8, 9, 16, 17, 32), (7, 8, 15, 16, 32), (2, 16, 17, 64)):
-        one = small_blocks.spmm_f64(index, R, K, N)
-        yield f"spmm_f64 {index} {R} {K} {N}", f"{written(one)} | {one.grid(1000, N, 3)}"
+            yield f"spmm_staged {written(kind)} {R} {K} {N}", written(spmm.spmm_staged(kind, R, K, N))
+        yield f"spmm_small {kind.a} {R} {K} {N}", written(spmm.spmm_small(kind, R, K, N, False, True))
+    for index, R, K in product(("i32", "i64"), (6, 8, 9, 16, 17, 32), (7, 8, 15, 16, 32)):
+        some_f64 = [(spmm.spmm_f64(index, R, K, N), N) for N in (2, 16, 17, 64)]
+        grids_of = [kernel.grid(replace(_USUAL, block_rows=1000, N=N, batches=3), H200) for kernel, N in some_f64]
+        constants = [
+            f"{kernel.pairs}.{kernel.together}.{kernel.ctas} {written(grid)}"
+            for (kernel, _), grid in zip(some_f64, grids_of, strict=True)
+        ]
+        yield f"spmm_f64 {index} {R} {K}", " ; ".join(constants)
 
 
 def block_choices() -> Iterator[tuple[str, str]]:
     dtypes = [*map(np.dtype, ("float16", "float32", "float64", "int8", "complex64")), BFLOAT16]
     sizes = ((16, 8, 16), (16, 16, 48), (24, 16, 16), (16, 16, 24), (16, 4, 16), (32, 2, 32), (64, 64, 64))
     sizes += ((128, 64, 128), (192, 64, 256), (64, 12, 32), (32, 64, 96), (16, 0, 16), (80, 40, 80), (256, 64, 192))
-    for a, (R, K, N), order in product(dtypes, sizes, (None, "C", "F")):
-        for arch, tf32 in (("sm_90a", False), ("sm_80", a == np.float32), ("sm_75", False)):
-            for out in dict.fromkeys((a, np.dtype(np.float32), np.dtype(np.float16))):
+    for a, order, arch in product(dtypes, (None, "C", "F"), ("sm_90a", "sm_80", "sm_75")):
+        tf32 = arch == "sm_80" and a == np.float32
+        for out in dict.fromkeys((a, np.dtype(np.float32), np.dtype(np.float16))):
+            served = []
+            for R, K, N in sizes:
                 one = BlockProblem(arch, a, a, out, R, K, N, order, tf32)
-                found = []
-                for config in (heuristics.block_products_sm90(one), heuristics.block_products_sm80(one)):
-                    found.append(written(config))
-                    if config is not None:
-                        found.append(f"{config.threads} {config.stages} {config.shared_bytes} |")
-                if found != ["None", "None"]:
-                    yield f"{arch} {number_name(a)} {number_name(out)} {R} {K} {N} {order} {tf32}", " ".join(found)
+                found = [kernel.of(one) for kernel in (BlockProductsSm90, BlockProductsSm80)]
+                served += [(f"{R} {K} {N}", kernel) for kernel in found if kernel is not None]
+            if served:
+                text = " ; ".join(f"{size}: {_block(kernel)}" for size, kernel in served[::4])
+                yield (
+                    f"{arch} {number_name(a)} {number_name(out)} {order} {tf32}",
+                    (f"{len(served)} {digest(kernel for _, kernel in served)} {text}"),
+                )
     mixed = BlockProblem("sm_90a", dtypes[0], dtypes[-1], dtypes[0], 64, 64, 64)
-    yield "mixed", f"{heuristics.block_products_sm90(mixed)} {heuristics.block_products_sm80(mixed)}"
+    yield "mixed", f"{BlockProductsSm90.of(mixed)} {BlockProductsSm80.of(mixed)}"
+
+
+def _block(kernel: Any) -> str:
+    return f"{written(kernel)} | {kernel.threads} {kernel.stages} {kernel.shared_bytes}"
 
 
 def number_name(dtype: np.dtype[Any]) -> str:
@@ -276,23 +315,24 @@ def number_name(dtype: np.dtype[Any]) -> str:
 
 # ------------------------------------------------------------------------------------------------ all that is compiled
 def ahead_of_time() -> Iterator[tuple[str, str]]:
-    """All configs by kernel and type: how many, how many are skipped, on which cards they run; and their digest."""
+    """All variants by kernel and type: how many, how many are rare, on which cards they run; and their digest."""
     archs = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
-    found: dict[str, list[Any]] = {}
-    for config in heuristics.every_config():
-        kind = getattr(config, "types", None)
-        found.setdefault(f"{type(config).__name__} {kind.a if kind else ''}".strip(), []).append(config)
+    found: dict[str, list[Kernel]] = {}
+    for family in (*choice.DENSE, *BLOCKS, *LISTS, SpgemmPattern):
+        for kernel in family.every(DEVICE_DTYPES):
+            kind = getattr(kernel, "types", None)
+            found.setdefault(f"{family.__name__} {kind.a if kind else ''}".strip(), []).append(kernel)
     for name, some in sorted(found.items()):
-        skipped = [heuristics.skip_ahead_of_time(x) for x in some]
-        running = [[heuristics.runs_on(x, arch) for x in some] for arch in archs]
-        counts = " ".join(str(sum(x)) for x in (skipped, *running))
-        specs = [f"{x} {spec.source} {spec.entry} {spec.defines}" for x in some for spec in [x.spec()]]
-        yield name, f"{len(some)} {counts} {written_lists.digest([*specs, str(skipped), str(running)])}"
+        rare = [bool(x.rare) for x in some]
+        running = [[x.runs_on(arch) for x in some] for arch in archs]
+        counts = " ".join(str(sum(x)) for x in (rare, *running))
+        specs = [str(x.spec()) for x in some]
+        yield name, f"{len(some)} {counts} {written_lists.digest([*specs, str(rare), str(running)])}"
 
 
 SECTIONS: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
     "gemm": gemm_choices,
-    "candidates": other_candidates,
+    "variants": other_variants,
     "copies of B": copies_of_b,
     "any block": plain_choices,
     "vectors": spmv_small_choices,
@@ -307,21 +347,27 @@ def test_choices_are_those_that_were_written_down(section: str) -> None:
     written_lists.compare(PATH, section, SECTIONS[section])
 
 
-TENSOR = configs.GemmSm90 | configs.GemmTurnedSm90 | configs.GemmSm80
+TENSOR = GemmSm90 | GemmTurnedSm90 | GemmSm80
 
 
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
-    """`every_config` promises the configs of products of one dtype on tensor cores, and of blocks of products."""
-    listed = set(heuristics.every_config())
+    """`every` promises the kernels of products of one dtype on tensor cores."""
+    listed = {kernel for family in choice.DENSE for kernel in family.every(DEVICE_DTYPES)}
     served = 0
     for one in (*sm90_problems(), *sm80_problems()):
-        config = heuristics.gemm(one)
+        kernel = choice.by_rule(one)
         promoted = one.types == names(one.types.a, index=one.types.index) or one.types.a == "e4m3"
-        if promoted and isinstance(config, TENSOR) and one.types.c != "f64":
+        if promoted and isinstance(kernel, TENSOR) and one.types.c != "f64":
             served += 1
-            assert config in listed, one
-            assert heuristics.runs_on(config, one.arch)
+            assert kernel in listed, one
+            assert kernel.runs_on(one.arch)
     assert served > 300
+
+
+def test_the_first_variant_is_that_of_the_rule_and_none_comes_twice() -> None:
+    for one in all_problems()[::5]:
+        found = list(choice.variants(one))
+        assert found[0] == choice.by_rule(one) and len(set(found)) == len(found), one
 
 
 def test_types_of_sums_are_those_of_the_dtypes() -> None:

@@ -61,7 +61,7 @@ def stand_in(error: Exception | None = None) -> Any:
 def adopted(x: Any, error: Exception | None = None) -> Any:
     with (
         patch.object(cupy_backend, "cupy", stand_in(error)),
-        patch.object(cupy_backend.workspace, "is_capturing", lambda: False),
+        patch.object(cupy_backend.graphs, "is_capturing", lambda: False),
     ):
         return CARD.adopt(x)
 

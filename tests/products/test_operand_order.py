@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bsrgemm._products.operand_order import order_of
+from bsrgemm._products.call import order_of
 
 #: (shape, strides, order); elements of 2 bytes, or as the fourth entry says, and an address after that
 CASES: list[tuple[tuple[int, ...], tuple[int, ...], str, int, int]] = [

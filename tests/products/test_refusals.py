@@ -13,7 +13,6 @@ from ml_dtypes import float8_e4m3fn
 
 import bsrgemm as bg
 from bsrgemm._products import matmul as matmul_module
-from bsrgemm._products import measured
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import fake_device
@@ -531,15 +530,6 @@ def test_a_result_may_have_strides_of_zero_where_there_is_one_element() -> None:
     out = np.lib.stride_tricks.as_strided(np.zeros(8), (4, 1), (16, 0))
     bg.matmul(A, B[:, :1], out=out)
     np.testing.assert_array_equal(out, A.toarray() @ B[:, :1])
-
-
-def test_a_kernel_that_cannot_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured.forced_kernel, "name", "Nothing")
-    monkeypatch.setattr(measured.heuristics, "candidates", lambda problem: iter([1, 2.0]))
-    with pytest.raises(ValueError, match="Nothing cannot multiply this: a problem"):
-        measured.choice("a problem")  # type: ignore[arg-type]
-    monkeypatch.setattr(measured.forced_kernel, "name", "float")
-    assert measured.choice("a problem") == 2.0  # type: ignore[arg-type,comparison-overlap]
 
 
 def test_old_values_that_are_not_asked_for_are_not_read() -> None:

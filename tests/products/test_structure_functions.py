@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._backend import array_kernels, dlpack, engines, numpy_backend, registry, structure
+from bsrgemm._backend import array_kernels, base, dlpack, numpy_backend, registry, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products.engine import ProductEngine
@@ -500,7 +500,7 @@ def test_the_host_moves_every_dtype(dtype: Any) -> None:
 )
 def test_segments_are_reduced_by_warps_or_threads(dtype: str, op: str, average: int, width: int, want: Any) -> None:
     found = array_kernels.segment(np.dtype(dtype), op, average, width)
-    assert (found.element, found.acc, found.operation, found.lanes, found.columns) == want
+    assert (found.element_a, found.accumulator, found.operation, found.lanes, found.columns) == want
 
 
 # ------------------------------------------------------------------------------------------------ where arrays are
@@ -611,7 +611,7 @@ def test_the_device_is_looked_for_before_an_array_is_brought_to_it(monkeypatch: 
 
 
 def test_an_engine_is_loaded_once_and_one_that_is_registered_is_not() -> None:
-    table: Any = engines.EngineTable("bsrgemm._products", cpu="host")
+    table: Any = base.EngineTable("bsrgemm._products", cpu="host")
     engine = table.of(HOST)
     assert engine is table.of(HOST) and engine.backend is HOST
     table.register("elsewhere", "mine")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import bsrgemm as bg
-from bsrgemm._attention.mask_combine import Combinations
+from bsrgemm._attention.mask_ops import Combinations
 
 from ..conftest import LONG
 from ..strategies import Place, assert_values, each_place, eps, quietly, random_values, widened

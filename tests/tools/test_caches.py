@@ -16,7 +16,12 @@ _DECORATORS = {"cache", "lru_cache", "remembered", "cached_property"}
 
 #: module: name -> what the value depends on, all of it in the key; where a test changes one at a time.
 CACHES: dict[str, dict[str, str]] = {
-    "_kernels/device.py": {"_attribute": "device and attribute: kernels/test_device.py"},
+    "_kernels/card.py": {"_described": "device", "reaches": "two architectures"},
+    "_kernels/launch.py": {
+        "Launch._arguments": "addresses of the operands; numbers and scratch memory are compared at each start: "
+        "kernels/test_public_calls.py",
+        "Calls._found": "what the door of a call says of its kind: kernels/test_public_calls.py",
+    },
     "_kernels/disk_cache.py": {
         "_memory": "the contents",
         "_folders": "device and number of the folder on its disk, compared with the open folder at each use",
@@ -52,55 +57,43 @@ CACHES: dict[str, dict[str, str]] = {
         "_driver_arguments": "dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "dtype_name": "the dtype",
         "_driver_function": "the process",
-    },
-    "_kernels/movable.py": {
-        "Launches.kept": "the addresses that differ between calls of one kind: kernels/test_movable.py",
+        "_replace_address": "the process",
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
         "_zeroed": "device and the driver's number of the stream: kernels/test_workspace.py",
     },
-    "_backend/engines.py": {"EngineTable._engines": "the name of the backend"},
+    "_backend/base.py": {"EngineTable._engines": "the name of the backend"},
     "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
-        "vector_step": "operation and two dtypes: emulator/test_emulated_vector_steps.py",
+        "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
-    "_array/leaves.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
+    "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
     "_products/call.py": {
         "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
-    },
-    "_products/copies.py": {"wants_aligned_rows": "the problem", "column_panel": "the problem"},
-    "_products/heuristics.py": {
-        "spmm": "types, sizes, transposed, aligned",
-        "spmv": "types, sizes, transposed, aligned",
-        "spgemm_simt": "types and sizes",
-    },
-    "_products/small_blocks.py": {
-        "spmv_small": "types, sizes, layout and row length",
-        "spmm_small": "types, sizes and layout",
-        "spmm_staged": "types, sizes and shared memory",
-        "spmm_f64": "index type and sizes",
     },
     "_products/matmul.py": {
         "_check_held": "dtype, backend and name",
         "product_dtypes": "three dtypes",
         "_default_precision": "the environment variable as it was first read, as documented",
     },
-    "_products/matrix_cache.py": {
-        "MatrixCache._entries": "the arrays of the matrix, which are watched, and what is in the key of each entry: "
-        "products/test_matrix_cache.py",
-        "MatrixCache.plans": "the arrays; shape, dtypes, columns, batches, orders, options, config and forced kernel: "
-        "products/test_launch.py",
-        "MatrixCache.launches": "as plans, and addresses and strides of the operands: products/test_launch.py",
-        "MatrixCache.repeats": "the arrays; shapes, strides and dtypes of the operands and of out, options, forced "
-        "kernel: products/test_repeats.py",
-        "MatrixCache.wide": "the arrays, and which of the real matrices it is",
+    "_products/operand.py": {
+        "Operand._entries": "the arrays of the matrix, which are watched, and what is in the key of each entry: "
+        "products/test_operand.py",
+        "Operand.wide": "the arrays, and which of the real matrices it is",
     },
-    "_products/measured.py": {
-        "_loaded": "the file, whose name has the card: products/test_measured.py",
+    "_products/prepared.py": {"wants_aligned_rows": "the problem", "column_panel": "the problem"},
+    "_products/spmm.py": {
+        "spmm_small": "types, sizes and layout",
+        "spmm_staged": "types, sizes and shared memory",
+        "spmm_f64": "index type and sizes",
+    },
+    "_products/spmv_small.py": {"spmv_small": "types, sizes, layout and row length"},
+    "_products/tuned.py": {
+        "_loaded": "the file, whose name has the card: products/test_tuned.py",
         "_card_name": "device",
     },
     "_attention/arguments.py": {
@@ -112,28 +105,11 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_attention/checks.py": {"dtypes_of": "five dtypes", "fp8_dtypes": "five dtypes", "sizes_of": "three shapes"},
     "_attention/host_tiles.py": {"hidden": "the hole; the band and the mask are those of the function it lives in"},
-    "_attention/repeats.py": {
-        "_calls": "shapes, strides and dtypes of the operands and of out, options and their types; its launches: "
-        "addresses of operands and results, device, forced kernel: attention/test_repeats.py, attention/test_launch.py",
+    "_attention/kv_cache.py": {
+        "_same": "backend, dtype and sizes: kernels/test_decode.py",
+        "rounded_tiles": "three numbers",
     },
-    "_attention/launch.py": {
-        "_plans": "shapes, strides, dtypes, alignment, score mode, mask kind, device, forced kernel, sequences or not: "
-        "attention/test_launch.py",
-    },
-    "_attention/decode_launch.py": {
-        "_plans": "device, dtype and sizes: attention/test_launch.py",
-        "_templates": "shapes, strides, sizes of the cache, options and the plan: attention/test_launch.py",
-        "_rounded": "three numbers",
-    },
-    "_attention/decode_repeats.py": {
-        "_kinds": "shapes, strides and dtypes of q and out, sizes and backend of the cache, options and their types: "
-        "attention/test_decode_repeats.py",
-        "Kind.apart": "addresses of q, out, keys and values: attention/test_decode_repeats.py",
-        "Kind.prepared": "rounded lengths, width of the table and device: attention/test_launch.py",
-    },
-    "_attention/kv_cache.py": {"_same": "backend, dtype and sizes: attention/test_decode_repeats.py"},
-    "_attention/mask_bits.py": {"_ones_of_16_bits": "nothing"},
-    "_attention/mask_intervals.py": {"_first_keys": "keys of a block"},
+    "_attention/mask_base.py": {"_ones_of_16_bits": "nothing", "_first_keys": "keys of a block"},
     "_backend/numpy_backend.py": {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
     },

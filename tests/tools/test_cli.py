@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm import _environment
+from bsrgemm import _environment, _kernel_index
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
-from bsrgemm._attention import heuristics as attention_heuristics
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli import verify as verify_command
 from bsrgemm._kernels import element_types, jit
-from bsrgemm._products import configs, heuristics
-from bsrgemm._products.call import ProductCall
+from bsrgemm._kernels.kernel import Kernel
+from bsrgemm._products.block_products import SpgemmSimt
+from bsrgemm._products.call import Problem, ProductCall
 from bsrgemm._products.engine import ProductEngine
+from bsrgemm._products.gemm_simt import GemmSimt, Spmv
 from bsrgemm._products.host import ENGINE
+from bsrgemm._products.spmv_small import SpmvSmall
 from bsrgemm.dtypes import DEVICE_DTYPES
 
 from ..conftest import LONG
@@ -255,14 +256,16 @@ def test_a_wrong_case_fails(case: verify_command.Case) -> None:
 
 def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the configs that tuning lists for float32: every value of every constant of each kernel."""
-    met: set[configs.Config] = set()
+    met: set[Kernel] = set()
     multiply_dense, reduce_segments = ENGINE.multiply_dense, HOST.segment_reduce
 
     def multiply(call: ProductCall) -> None:
         A, B, out = call.matrix, call.B, call.out
         if {A.dtype, B.dtype, out.dtype} == {FLOAT32}:
             names = element_types.types(A.dtype, B.dtype, out.dtype, call.acc, A.indices.dtype)
-            met.add(heuristics.spmm(names, *(A.blocksize[::-1] if call.transposed else A.blocksize), B.shape[-1]))
+            sides = A.blocksize[::-1] if call.transposed else A.blocksize
+            problem = Problem("sm_75", names, *sides, B.shape[-1], 1, 1, 1, 1, False, "", "", True, False)
+            met.add((GemmSimt if B.shape[-1] > 1 else Spmv).best(problem))
         multiply_dense(call)
 
     def segment_reduce(op: str, values: Any, order: Any, starts: Any) -> Any:
@@ -273,9 +276,8 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
 
     def multiply_sparse(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
         if dtype == FLOAT32:
-            met.add(
-                heuristics.spgemm_simt(element_types.types(*[FLOAT32] * 4, INT64), *a.data.shape[1:], b.data.shape[2])
-            )
+            names = element_types.types(*[FLOAT32] * 4, INT64)
+            met.add(SpgemmSimt.of(names, *a.data.shape[1:], b.data.shape[2]))
         return ProductEngine.multiply_sparse(ENGINE, a, b, block_cols, dtype)
 
     monkeypatch.setattr(HOST, "segment_reduce", segment_reduce)
@@ -284,25 +286,25 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
     monkeypatch.setattr(ENGINE, "multiply_sparse", multiply_sparse)
     assert all(outcome.ok for outcome in verify_command.run(dtypes=[FLOAT32]))
 
-    def constants(found: set[configs.Config], kind: type, *names: str) -> set[tuple[Any, ...]]:
+    def constants(found: set[Kernel], kind: type, *names: str) -> set[tuple[Any, ...]]:
         return {tuple(getattr(c, n) for n in names) for c in found if isinstance(c, kind)}
 
-    every = set(heuristics.every_config((FLOAT32,)))
+    every = set(_kernel_index.every((FLOAT32,)))
     for kind, *names in (
-        (configs.GemmSimt, "lanes", "cols"),
-        (configs.GemmSimt, "rows"),
-        (configs.GemmSimt, "types"),
-        (configs.Spmv, "lanes"),
-        (configs.Spmv, "types"),
+        (GemmSimt, "lanes", "cols"),
+        (GemmSimt, "rows"),
+        (GemmSimt, "types"),
+        (Spmv, "lanes"),
+        (Spmv, "types"),
         (array_kernels.Segment, "operation", "lanes"),
     ):
         assert constants(met, kind, *names) == constants(every, kind, *names), (kind, names)
-    assert {any(c.block) for c in met if isinstance(c, configs.SpgemmSimt)} == {
+    assert {c.block_r > 0 for c in met if isinstance(c, SpgemmSimt)} == {
         False,
         True,
     }  # sizes compiled in, or not
-    run_time = {c.lanes for c in every if isinstance(c, configs.Spmv) and not c.block_r}
-    assert {c.lanes for c in met if isinstance(c, configs.Spmv) and not c.block_r} == run_time
+    run_time = {c.lanes for c in every if isinstance(c, Spmv) and not c.block_r}
+    assert {c.lanes for c in met if isinstance(c, Spmv) and not c.block_r} == run_time
 
 
 def test_verify_on_a_gpu_that_is_not_there_says_what_is_missing(
@@ -331,10 +333,11 @@ def test_compile_fills_the_cache_once(cache_dir: Path, capsys: pytest.CaptureFix
 def test_what_was_compiled_ahead_is_what_a_product_asks_for(cache_dir: Path) -> None:
     pytest.importorskip("cupy")
     float64, int32 = np.dtype(np.float64), np.dtype(np.int32)
-    config = heuristics.spmm(element_types.types(*[float64] * 4, int32), 3, 3, 1)
-    assert config.spec() in compile_command.specs()
-    compile_command.build_all([("sm_90a", config.spec())], lambda summary: None)
-    assert jit.build_report(config.spec(), "sm_90a").cached
+    names = element_types.types(*[float64] * 4, int32)
+    spec = SpmvSmall.best(Problem("sm_90a", names, 3, 3, 1, 1, 99, 99, 27 * 99, False, "F", "F", True, True)).spec()
+    assert spec in compile_command.specs()
+    compile_command.build_all([("sm_90a", spec)], lambda summary: None)
+    assert jit.build_report(spec, "sm_90a").cached
 
 
 def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,11 +351,7 @@ def test_compile_lists_without_compiling(cache_dir: Path, capsys: pytest.Capture
 
 def test_all_means_every_config() -> None:
     everything = compile_command.specs([str(dtype) for dtype in DEVICE_DTYPES], every=True)
-    families = (
-        *(heuristics.every_config(), attention_heuristics.every_config()),
-        *(decode_config.every_decode_config(), backward_config.every_backward_config()),
-    )
-    assert set(everything) == {config.spec() for family in families for config in family}
+    assert set(everything) == {kernel.spec() for kernel in _kernel_index.every(DEVICE_DTYPES)}
     assert len(set(everything)) == len(everything)
     assert set(compile_command.specs()) < set(everything)
 
@@ -421,7 +420,7 @@ def test_an_interrupt_keeps_what_was_built(monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr(compile_command, "build_all", interrupted)
     assert main(["compile", "--arch", "sm_80", "--kernel", "spgemm_simt", "--dtype", "float32"]) == 130
-    others = sum(isinstance(config, configs.SpgemmSimt) for config in heuristics.every_config((FLOAT32,))) - 1
+    others = len(set(SpgemmSimt.every((FLOAT32,)))) - 1
     assert f"1 built, 0 cached, stopped with {others} left" in capsys.readouterr().out
     monkeypatch.setattr(compile_command, "build_all", real)
     assert main(["compile", "--arch", "sm_80", "--kernel", "spgemm_simt", "--dtype", "float32"]) == 0

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 
 from bsrgemm.__main__ import main
-from bsrgemm._attention import backward_config, decode_config
-from bsrgemm._attention import heuristics as attention_heuristics
+from bsrgemm._attention import backward
+from bsrgemm._attention.choose import choose
+from bsrgemm._attention.decode_kernel import Decode
+from bsrgemm._attention.forward import PLAIN, SIGNED, has_large_shared
+from bsrgemm._attention.forward import Problem as AttentionProblem
 from bsrgemm._cli import compile as compile_command
-from bsrgemm._cli.common_kernels import common_configs
+from bsrgemm._cli.common_kernels import common_kernels
 from bsrgemm._kernels import element_types
-from bsrgemm._products import copies, heuristics
+from bsrgemm._products.call import Problem
+from bsrgemm._products.prepared import compiled_for
 from bsrgemm.dtypes import BFLOAT16, accumulator_dtype
 
-from ..kernels.variants import kernels
+from ..kernels import variants
 
 ARCHS = ("sm_75", "sm_80", "sm_90a", "sm_120")
 HALF, SINGLE, DOUBLE = (np.dtype(c) for c in "efd")
@@ -40,11 +44,9 @@ def test_the_default_set_takes_two_minutes_at_most_on_two_cores(arch: str) -> No
 def test_common_products_are_in_the_default_set(arch: str, dtype: Any, block: int, columns: int) -> None:
     names = element_types.types(dtype, dtype, dtype, accumulator_dtype(dtype), np.dtype(np.int32))
     rows = 8192 // block
-    problem = heuristics.Problem(
-        arch, names, block, block, columns, 1, rows, rows, 27 * rows, False, "C", "C", True, True
-    )
+    problem = Problem(arch, names, block, block, columns, 1, rows, rows, 27 * rows, False, "C", "C", True, True)
     listed = compile_command.common_specs(arch)
-    assert all(config.spec() in listed for config in (heuristics.gemm(problem), *copies.kernels_of(problem)))
+    assert all(kernel.spec() in listed for kernel in compiled_for(problem))
 
 
 @each_arch
@@ -52,25 +54,21 @@ def test_common_products_are_in_the_default_set(arch: str, dtype: Any, block: in
 def test_common_attention_and_decode_are_in_the_default_set(arch: str, width: int) -> None:
     listed = compile_command.common_specs(arch)
     for dtype in (HALF, BFLOAT16):
-        problem = attention_heuristics.Problem(
-            arch, dtype, dtype, SINGLE, width, width, attention_heuristics.PLAIN, True, True, 32 * 4096, 4096
-        )
-        assert attention_heuristics.forward(problem).spec() in listed
+        sizes = (width, width, PLAIN, True, True, 32 * 4096, 4096)
+        assert choose(AttentionProblem(arch, dtype, dtype, SINGLE, *sizes)).spec() in listed
         for rows in (1, 8, 32):
-            config = decode_config.decode_config(dtype, width, width, rows)
-            assert (config.spec() in listed) == decode_config.runs_on(config, arch)
+            kernel = Decode.of(dtype, width, width, rows)
+            assert (kernel.spec() in listed) == kernel.runs_on(arch)
 
 
 @each_arch
 def test_every_kernel_of_the_default_set_runs_on_the_target(arch: str) -> None:
-    families = {"configs": heuristics, "heuristics": attention_heuristics, "decode_config": decode_config}
-    for config in common_configs(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
-        family = families.get(type(config).__module__.rpartition(".")[2])
-        assert family is None or family.runs_on(config, arch), config
+    for kernel in common_kernels(arch, [HALF, BFLOAT16, SINGLE, DOUBLE]):
+        assert not hasattr(kernel, "runs_on") or kernel.runs_on(arch), kernel
 
 
 def test_every_kernel_of_the_sources_can_be_asked_for() -> None:
-    assert set(compile_command.kernel_names()) == set(kernels())
+    assert set(compile_command.kernel_names()) == set(variants.kernels())
 
 
 @each_arch
@@ -79,11 +77,11 @@ def test_gradients_of_attention_can_be_compiled_ahead(arch: str, width: int) -> 
     listed = set(compile_command.specs(arch=arch))
     for dtype in (HALF, BFLOAT16, SINGLE, DOUBLE):
         acc, name = accumulator_dtype(dtype), element_types.element(dtype)
-        problem = backward_config.BackwardProblem(arch, dtype, dtype, acc, width, width, attention_heuristics.SIGNED)
-        assert {config.spec() for config in backward_config.backward(problem)} <= listed
-        assert backward_config.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
+        problem = backward.BackwardProblem(arch, dtype, dtype, acc, width, width, SIGNED)
+        assert {part.spec() for part in backward.choose(problem).parts()} <= listed
+        assert backward.AttentionDelta(name, name, element_types.element(acc)).spec() in listed
     around = {spec.entry for spec in listed} & {"attention_backward_begin", "attention_backward_end"}
-    assert len(around) == (2 if attention_heuristics.has_large_shared(arch) else 0)
+    assert len(around) == (2 if has_large_shared(arch) else 0)
 
 
 def listing(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:

@@ -28,11 +28,8 @@ LONGER = {
     "tests/array/test_block_tools.py": 549,
     "tests/array/test_host_limits.py": 514,
     "tests/array/test_host_properties.py": 507,
-    "tests/products/test_launch_shapes.py": 538,
     "tests/products/test_refusals.py": 521,
     "tests/products/test_structure_functions.py": 513,
-    "tests/tools/test_bench_tables.py": 566,
-    "tests/tools/test_profile.py": 546,
 }
 
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

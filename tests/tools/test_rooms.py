@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("_plotting",),
     ("_array",),
     ("_products", "_attention"),
-    ("bsr", "_environment", "_pullbacks"),
+    ("bsr", "_kernel_index", "_environment", "_pullbacks"),
     ("_batch",),
     ("linalg",),
     ("interop",),

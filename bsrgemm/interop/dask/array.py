@@ -16,7 +16,7 @@ from dask.tokenize import tokenize
 
 from ..._array.base import BsrBase, kind_of
 from ..._array.construct import check_blocksize
-from ..._backend.names import named
+from ..._backend.base import named
 from ..._backend.registry import host_scalar
 from ...bsr import bsr_array
 from ...dtypes import accumulator_dtype, result_dtype, scalar_result_dtype

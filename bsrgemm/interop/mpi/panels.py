@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._array.arrays import leaf
 from ..._array.base import BsrBase, kind_of
-from ..._array.leaves import leaf
 from ..._backend.registry import by_name, host
 from ...dtypes import BFLOAT16
 from ..communicator import Communicator, as_communicator, same, together

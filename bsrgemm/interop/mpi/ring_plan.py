@@ -16,9 +16,8 @@ import numpy as np
 
 from ..._attention.checks import UNBOUNDED
 from ..._attention.mask import BlockMask
-from ..._attention.mask_slice import banded, selected, stored_columns
-from ..._backend.base import Array, Backend
-from ..._backend.names import named
+from ..._attention.mask_ops import banded, selected, stored_columns
+from ..._backend.base import Array, Backend, named
 from ..._backend.registry import backend_of
 
 Range = tuple[int, int]

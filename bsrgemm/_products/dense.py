@@ -1,0 +1,233 @@
+"""What the kernels of ``A @ B`` have in common: the parts of a launch, lists of row tiles, and predicted times.
+
+Comments here use NVIDIA's words: a CTA is a thread block, a lane is a thread of a warp. A row tile is a part of a block
+row: a block row is cut into row tiles of equal height, and one tile of a tensor-core kernel covers a few of them.
+"CUDA cores" are the ordinary cores of a GPU, as opposed to its tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .._kernels import element_types, tensor_map
+from .._kernels.card import Card, tensor_arch
+from .._kernels.element_types import BYTES
+from .._kernels.kernel import Kernel
+from .._kernels.launch import Launch, Map, Scratch
+from .._kernels.structs import TENSOR_MAP_BYTES
+from .._kernels.tensor_map import Layout
+from . import arguments
+from .call import Problem
+from .operand import Kind
+from .work_list import Groups, Items
+
+#: Fields of `Product` that point to the operands and describe how they lie, and fields of `Schedule` that point to
+#: temporary memory.
+_OPERANDS = ("b", "c")
+_STRIDES = ("b_row", "b_col", "b_batch", "c_row", "c_col", "c_batch")
+SCRATCH = ("counters", "partial", "arrived")
+#: Products with fewer columns than the first number run on the CUDA cores, unless A has at least as many elements as
+#: the second number. A product with one vector always runs on the CUDA cores.
+_TENSOR_COLUMNS, _LARGE = 16, 1 << 20
+#: The number of block rows that warps may look at after the last one: three steps of the largest grid.
+_ROWS_AHEAD = 2**20
+#: Seconds between the call of a kernel on an idle card and its first instruction, and from its last one to the next.
+_LAUNCH = 3e-6
+
+
+class Dense(Kernel):
+    """A kernel of ``A @ B``, whose argument is a `Product` or has one in it."""
+
+    #: the share that it reaches of the bandwidth of memory, and of the operations of a cycle
+    reached: tuple[float, float] = (0.8, 0.6)
+
+    def seconds(self, problem: Problem, card: Card) -> float:
+        """What a product will take: a launch, and what bytes and operations need, whichever is more."""
+        bandwidth, operations = self.reached
+        names, columns = problem.types, problem.N * problem.batches
+        stored = problem.blocks * problem.R * problem.K
+        moved = stored * BYTES[names.a] + problem.blocks * BYTES[names.index]
+        moved += problem.block_cols * problem.K * columns * BYTES[names.b]
+        moved += problem.block_rows * problem.R * columns * BYTES[names.c]
+        rate = self.operations(problem) * card.multiprocessors * card.clock * operations
+        return _LAUNCH + max(moved / (card.bandwidth * bandwidth), 2 * stored * columns / rate)
+
+    def operations(self, problem: Problem) -> float:
+        """Additions and multiplications for each cycle of a multiprocessor: those of the CUDA cores."""
+        return 64.0 if BYTES[problem.types.acc] > 4 else 256.0
+
+    def fields_of(self, call: Kind, index: Sequence[Any] = (None, None, None)) -> dict[str, Any]:
+        """The fields of `Product`, with zeros for what differs between calls of this kind."""
+        p, steps = call.problem, []
+        for x in (call.B, call.out):
+            steps += [n // x.itemsize for n in (x.strides[-2], x.strides[-1], x.strides[0] if p.batches > 1 else 0)]
+        return {
+            **dict.fromkeys(("alpha", "beta", *_OPERANDS), 0),
+            **dict(zip(_STRIDES, steps, strict=True)),
+            **dict(zip(("indices", "indptr", "places"), (address(x) for x in index), strict=True)),
+            "data": call.operand.pointer,
+            "block_rows": p.block_rows,
+            "block_cols": p.block_cols,
+            "blocks": p.blocks,
+            "N": p.N,
+            "batches": p.batches,
+            "R": p.R,
+            "K": p.K,
+            "read_c": not p.overwrite,
+        }
+
+    def launch(
+        self,
+        call: Kind,
+        grid: tuple[int, ...],
+        index: Sequence[Any] = (None, None, None),
+        *,
+        more: dict[str, Any] | None = None,
+        behind: bytes = b"",
+        maps: Sequence[Map] = (),
+        scratch: Scratch | None = None,
+        holds: Any = (),
+    ) -> Launch:
+        """The launch for a kind of product; `more` are fields beside `Product`, and `behind` is a second argument."""
+        layout = self.structs[0]
+        inner = "" if layout.name == "Product" else "product."
+        packed = self.fields_of(call, index)
+        if inner:
+            packed = {"product": arguments.product(self.acc).pack(**packed), **(more or {})}
+        template = bytes(layout.pack(**packed))
+        factors, number = layout.patch(inner + "alpha", inner + "beta"), element_types.number(self.acc)
+        return Launch(
+            self,
+            grid,
+            template + behind,
+            pointers=layout.patch(*(inner + name for name in _OPERANDS)).write,
+            numbers=lambda to, alpha, beta: factors.write(to, *_words(number, alpha, beta)),
+            maps=maps,
+            scratch=scratch,
+            holds=(call.operand.arrays, index, holds),
+        )
+
+
+class ByRows(Dense):
+    """A kernel without a work list, which reads the index arrays of the matrix or of its transpose."""
+
+    def grid(self, problem: Problem, card: Card) -> tuple[int, ...]:
+        """The CTAs for a product."""
+        raise NotImplementedError
+
+    def prepare(self, call: Kind, card: Card) -> Launch:
+        index = call.operand.index(call.stored_columns, call.problem.transposed)
+        return self.launch(call, self.grid(call.problem, card), index)
+
+
+class Tiled(Dense):
+    """A kernel that takes groups of row tiles from a work list."""
+
+    row_tile_height: Any
+    row_tiles: Any
+    tile_n: Any
+
+    def shape_of_groups(self, call: Kind) -> tuple[int, int]:
+        """Row tiles of a block row, and of a group."""
+        return call.problem.R // self.row_tile_height, self.row_tiles
+
+    def column_tiles(self, problem: Problem) -> int:
+        """Tiles of columns of all batches."""
+        return -(-problem.N // self.tile_n) * problem.batches
+
+    def operations(self, problem: Problem) -> float:
+        """Those of Hopper's tensor cores in float16, float32 by tf32, float64; half of it by `mma.sync`."""
+        most = {1: 16384.0, 2: 8192.0, 4: 4096.0, 8: 512.0}[BYTES[problem.types.a]]
+        return most if self.needs == "sm_90a" else most / 2
+
+
+def schedule(groups: Groups, items: Items) -> bytearray:
+    """Return the packed work list of a launch, without temporary memory."""
+    lists = (items.items, items.splits, items.count, groups.columns, groups.blocks, groups.row_tiles)
+    names = ("items", "splits", "count", "columns", "blocks", "row_tiles")
+    pointers = {name: x.data.ptr for name, x in zip(names, lists, strict=True)}
+    return arguments.SCHEDULE.pack(**pointers, **dict.fromkeys(SCRATCH, 0))
+
+
+def map_at(number: int, layout: Layout | None) -> tuple[Map, ...]:
+    """The map of operand `number`, B or the result, behind that of A; none if TMA does not touch the operand."""
+    return () if layout is None else (Map(number, (number + 1) * TENSOR_MAP_BYTES, layout),)
+
+
+def matrix_map(
+    x: Any, columns: bool, box: tuple[int, int, int], swizzle: str, slabs: bool = False, parts: int = 1
+) -> Layout:
+    """Return the tensor map, in four dimensions, of a batch of row-major or column-major matrices.
+
+    With `slabs`, a row-major matrix is divided into slabs of 64 columns, so that one copy can bring several of them.
+    With two `parts`, the second part of a column-major matrix lies behind the first, and one copy brings both.
+    """
+    rows, cols = x.shape[-2:]
+    dims, pitch = ((rows, cols), x.strides[-1]) if columns else ((cols, rows), x.strides[-2])
+    count, slab_pitch = 1, pitch
+    if slabs:
+        dims, count, slab_pitch = (64, rows), cols // 64, 64 * x.itemsize
+    elif parts == 2:
+        count, slab_pitch = 2, cols * pitch
+    batches, batch_pitch = (x.shape[0], x.strides[0]) if x.ndim == 3 and x.shape[0] > 1 else (1, pitch)
+    pitches = (pitch, slab_pitch, batch_pitch)
+    return Layout(tensor_map.dtype_name(x.dtype), (*dims, count, batches), pitches, (*box, 1), swizzle)
+
+
+def tensor_cores_serve(problem: Problem) -> bool:
+    """Return whether the sizes of a product suit the tensor-core kernels.
+
+    They number entries of work lists and tiles with 31 bits. Few columns of a small matrix are left to the CUDA cores.
+    """
+    rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
+    fewest = 2 if problem.blocks * problem.R * problem.K >= _LARGE else _TENSOR_COLUMNS
+    row_tiles = problem.blocks * max(1, problem.R // 16)
+    return (
+        problem.aligned
+        and problem.types.a == problem.types.b
+        and fewest <= problem.N
+        and 0 < row_tiles < 2**28
+        and max(rows, cols, problem.blocks * problem.R, problem.blocks * problem.K) < 2**31
+        and (rows // 16 + 1) * (problem.N // 64 + 1) * problem.batches < 2**31
+    )
+
+
+def copied_in_pieces(problem: Problem) -> bool:
+    """Return whether blocks can be copied to shared memory in pieces of 16 bytes, and B and C be accessed likewise."""
+    return (
+        tensor_arch(problem.arch)
+        and (problem.types.of_one("f32") or problem.types.of_one("f64"))
+        and problem.aligned
+        and not problem.transposed
+        and problem.b_order == problem.c_order == "C"
+        and max(problem.block_rows + _ROWS_AHEAD, problem.block_cols) < 2**31
+    )
+
+
+def ceil_power_of_two(n: int, most: int) -> int:
+    return min(most, 1 << (max(1, n) - 1).bit_length())
+
+
+def floor_power_of_two(n: int, most: int) -> int:
+    return 1 << (max(1, min(n, most)).bit_length() - 1)
+
+
+def address(x: Any) -> int:
+    """The address of an array; 0 for none."""
+    return 0 if x is None else x.data.ptr
+
+
+def _words(number: np.dtype[Any], alpha: Any, beta: Any) -> tuple[Any, ...]:
+    """Return the numbers that are packed for alpha and beta; negative integers wrap around as sums do."""
+    kind = number.kind
+    if kind == "f":
+        return alpha, beta
+    if kind == "c":
+        return alpha.real, alpha.imag, beta.real, beta.imag
+    if kind == "u":
+        wrap = 1 << 8 * number.itemsize
+        return int(alpha) % wrap, int(beta) % wrap
+    return bool(alpha), bool(beta)

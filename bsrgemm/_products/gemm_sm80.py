@@ -1,0 +1,148 @@
+"""``A @ B`` on the tensor cores of any card since Ampere: which tiles, for which products, and how it is launched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .._kernels.card import Card, shared_kb, tensor_arch
+from .._kernels.element_types import BYTES, Types, element
+from .._kernels.launch import Launch
+from . import arguments
+from .call import Problem
+from .dense import Tiled, schedule, tensor_cores_serve
+from .operand import Kind
+
+#: Element -> (how it is multiplied, number of columns of A that one instruction takes).
+MMA = {
+    "f16": ("MMA_F16", 16),
+    "bf16": ("MMA_BF16", 16),
+    "f32": ("MMA_3XTF32", 8),
+    "f64": ("MMA_F64", 8),
+    "i8": ("MMA_S8", 32),
+}
+#: Element -> types of the result, and of the sums, if these are not the element itself and float32.
+_RESULTS = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}
+_SUMS = {"f64": "f64", "i8": "u32"}
+#: Number of elements of a result that has two tiles of 128 x 256 for each of the 132 multiprocessors of an H200.
+_WIDE = 2 * 132 * 128 * 256
+_HEIGHTS = (128, 64, 32, 16)
+
+
+@dataclass(frozen=True)
+class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs="sm_80", types="a b c acc"):
+    """``A @ B`` in tiles of `row_tiles` row tiles by `tile_n` columns."""
+
+    types: Types
+    #: how elements are multiplied: "MMA_F16", "MMA_3XTF32", ...
+    mma: str
+    row_tile_height: int
+    #: number of row tiles of a tile
+    row_tiles: int
+    tile_n: int
+    #: number of warps along the rows of a tile, among which its row tiles are divided
+    warps_m: int
+    threads: int
+    stages: int
+    a_transposed: bool
+    b_transposed: bool
+
+    @property
+    def shared_bytes(self) -> int:
+        """An upper bound of the size of the kernel's struct Shared, in bytes."""
+        return self.stages * 128 * (self.row_tiles * self.row_tile_height + self.tile_n) + 1024
+
+    def ctas(self, arch: str) -> int:
+        """Return the number of CTAs that share a multiprocessor: kCtas of the kernel."""
+        words = (
+            self.row_tiles * self.row_tile_height * self.tile_n // self.threads * (2 if self.mma == "MMA_F64" else 1)
+        )
+        light = self.threads < 256 or (self.threads == 256 and words <= 64 and self.mma != "MMA_3XTF32")
+        return 2 if light and 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
+
+    def runs_on(self, arch: str) -> bool:
+        return super().runs_on(arch) and self.shared_bytes <= shared_kb(arch) * 1024
+
+    @classmethod
+    def serves(cls, problem: Problem) -> bool:
+        """It copies its operands in pieces of 16 bytes."""
+        names = problem.types
+        if names.a not in MMA or not problem.b_order or not tensor_arch(problem.arch) or problem.parts != 1:
+            return False
+        line = (problem.R if problem.transposed else problem.K) * BYTES[names.a]
+        return (
+            tensor_cores_serve(problem)
+            and names.c in _RESULTS.get(names.a, (names.a,))
+            and names.acc == _SUMS.get(names.a, "f32")
+            and problem.R % 16 == 0
+            and problem.K % MMA[names.a][1] == 0
+            and line % 16 == 0
+        )
+
+    @classmethod
+    def best(cls, problem: Problem) -> GemmSm80:
+        """Wide tiles if there are enough of them, otherwise narrow ones."""
+        row_tile_height = next(h for h in _HEIGHTS if problem.R % h == 0)
+        few = problem.N <= 128 or problem.block_rows * problem.R * problem.N * problem.batches < _WIDE
+        return cls._of(problem, row_tile_height)[-1 if few else 0]
+
+    @classmethod
+    def variants(cls, problem: Problem) -> Iterator[GemmSm80]:
+        best = cls.best(problem)
+        yield best
+        for row_tile_height in (h for h in _HEIGHTS if problem.R % h == 0):
+            yield from (other for other in cls._of(problem, row_tile_height) if other != best)
+
+    @classmethod
+    def _of(cls, problem: Problem, row_tile_height: int) -> list[GemmSm80]:
+        """Return the constants with this height of row tiles, the preferred ones first.
+
+        A product of float32 numbers is computed as three products of tf32 numbers, which keep the accuracy of float32,
+        or as one if the caller allows tf32.
+        """
+        mma = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else MMA[problem.types.a][0]
+        tiles = tiles_of(mma, row_tile_height, shared_kb(problem.arch))
+        transposes = (problem.transposed, problem.b_order == "F")
+        return [cls(problem.types, mma, row_tile_height, *tile, *transposes) for tile in tiles]
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[GemmSm80]:
+        for name in (n for n in map(element, dtypes) if n in MMA):
+            kinds = (MMA[name][0], "MMA_TF32") if name == "f32" else (MMA[name][0],)
+            for c, mma, row_tile_height, a_transposed, b_transposed in itertools.product(
+                _RESULTS.get(name, (name,)), kinds, _HEIGHTS, (False, True), (False, True)
+            ):
+                names = Types(name, name, c, _SUMS.get(name, "f32"))
+                tiles = {tile for kilobytes in (99, 163, 227) for tile in tiles_of(mma, row_tile_height, kilobytes)}
+                for tile in sorted(tiles):
+                    yield cls(names, mma, row_tile_height, *tile, a_transposed, b_transposed)
+
+    def prepare(self, call: Kind, card: Card) -> Launch:
+        problem, operand, shape = call.problem, call.operand, self.shape_of_groups(call)
+        pattern = operand.pattern(call.stored_columns, problem.transposed)
+        groups, items = operand.groups(pattern, *shape), operand.whole_items(pattern, *shape)
+        tiles = groups.count * self.column_tiles(problem)
+        grid = (min(tiles, card.multiprocessors * self.ctas(card.arch)),)
+        return self.launch(call, grid, more={"schedule": schedule(groups, items)}, holds=(groups, items))
+
+
+def tiles_of(mma: str, row_tile_height: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield possible tiles as (row tiles, columns, warps along the rows, threads, stages), the preferred one first.
+
+    Tiles of a single row tile are the fastest where each instruction is slow, since no warp waits for the row tiles of
+    another warp. On an H200, with blocks of 32 x 32 at density 0.22, they reach 109 TFLOP/s in tf32, where tiles of
+    four row tiles reach 82, and 45 TFLOP/s instead of 33 in float64, with blocks of 64 x 64 49 instead of 37. 16-bit
+    types are faster with several row tiles, which share what is read of B.
+    """
+    alone = row_tile_height == 64 and mma == "MMA_F64"
+    if alone and shared_kb > 99:
+        yield 1, 256, 2, 512, 4 if shared_kb > 163 else 3
+    if row_tile_height < 64 and mma in ("MMA_TF32", "MMA_F64") and shared_kb > 99:
+        yield max(1, 32 // row_tile_height), 256, 1, 256, 3 if shared_kb > 163 else 2
+    if mma == "MMA_3XTF32" and row_tile_height < 128:
+        yield 64 // row_tile_height, 128, 1, 128, 4 if shared_kb > 99 else 3
+    if mma not in ("MMA_3XTF32", "MMA_F64") and shared_kb > 99:
+        yield 128 // row_tile_height, 256, 2, 256, 4 if shared_kb > 163 else 3
+    yield 1 if alone else 128 // row_tile_height, 128, 2, 256, 3

@@ -1,0 +1,243 @@
+"""What a matrix keeps for its products on the GPU: its arrays as kernels read them, its lists, and known calls.
+
+Every list is made on the device by the first product that needs it, without waiting for the GPU. All of it is valid for
+the three arrays from which it was made, until somebody writes into the index arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._array.base import BsrBase
+from .._backend.base import Array, Backend, Blocks
+from .._backend.index_arrays import Unwritten, plain_array
+from .._kernels import element_types, forced_kernel, graphs, overlapping, workspace
+from .._kernels.card import card
+from .._kernels.launch import Calls, contiguous
+from .._kernels.workspace import StreamOrdered
+from . import lists, work_list
+from .call import Problem, ProductCall
+from .engine import Prepared
+from .work_list import Groups, Items, LongRows, Pattern
+
+
+class Operand:
+    """The arrays of a BSR matrix in the form that kernels read, and everything that was prepared for its products.
+
+    `whole` is the shape of the matrix, or None if an array had to be copied because it was not contiguous or because
+    the index arrays had different dtypes.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_entries", "_shared_index", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
+        *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole", "wide"),
+    )  # fmt: skip
+
+    def __init__(self, A: Any) -> None:
+        if isinstance(A, BsrBase):
+            A._take_over()
+        self.source = (A.data, A.indices, A.indptr)
+        self.unwritten = Unwritten(A.indices, A.indptr)
+        data, indices, indptr = given = (A.data, plain_array(A.indices), plain_array(A.indptr))
+        if indices.dtype != indptr.dtype:
+            indptr = indptr.astype(indices.dtype)
+        self.backend: Backend = A._backend
+        self.array_type = type(data)
+        self.arrays = tuple(contiguous(x) for x in (data, indices, indptr))
+        self.blocks, self.shape = len(data), A._shape
+        self.indices_dtype = indices.dtype
+        self.pointer = self.arrays[0].data.ptr
+        self.extents = tuple(self.backend.extent(x) for x in given)
+        self.whole = A._shape if all(a is b for a, b in zip(self.arrays, given, strict=True)) else None
+        self._entries: dict[Any, StreamOrdered] = {}
+        #: the `Unwritten` of the index arrays that results of `sddmm` share
+        self._shared_index: StreamOrdered | None = None
+        #: what is known of kinds of calls: those that were checked, and launches
+        self.calls = Calls()
+        #: for a complex matrix, the real matrices that replace it in products (see `prepared.RealViews`)
+        self.wide: dict[int, Any] = {}
+
+    def fits(self, A: Any) -> bool:
+        """Return whether the matrix still has these arrays, this pattern and this shape, and no array was copied."""
+        return self.source[0] is A.data and self.whole == A._shape and self.unwritten.holds_for(A)
+
+    def call_key(self, A: Any, x: Array, out: Array | None, options: tuple[Any, ...]) -> Any:
+        """Return the key in `calls` for the arguments of `matmul`, or None if this does not fit A any more.
+
+        All that `matmul` checks follows from the key, but whether `out` overlaps an operand.
+        """
+        if type(x) is not self.array_type or not self.fits(A):
+            return None
+        kernels = forced_kernel.name, overlapping.thread.active
+        key = (options, x.shape, x.strides, x.dtype, x.data.ptr % 16, kernels, cupy.cuda.runtime.getDevice())
+        if out is None:
+            return key
+        return (key, out.shape, out.strides, out.dtype, out.data.ptr % 16) if type(out) is self.array_type else None
+
+    def sampled_key(self, A: Any, X: Array, Y: Array, out_dtype: Any, precision: str | None) -> Any:
+        """Return the key in `calls` for `sddmm` with the pattern A, or None if this does not fit A any more.
+
+        `out_dtype` is the dtype of `out`, or None if there is none. The structure of `out` is not a part of the key.
+        """
+        kind = self.array_type
+        if type(X) is not kind or type(Y) is not kind or not self.fits(A):
+            return None
+        dense = (X.shape, X.strides, X.dtype, X.data.ptr % 16, Y.shape, Y.strides, Y.dtype, Y.data.ptr % 16)
+        return ("sampled", dense, out_dtype, precision, forced_kernel.name, cupy.cuda.runtime.getDevice())
+
+    def with_pattern(self, A: Any, data: Array) -> Any:
+        """Return a matrix with these values and the pattern of A, with copies of its index arrays.
+
+        All matrices that this method returns share the copies, until somebody writes into them. Copies that a graph
+        makes when it runs are not shared.
+        """
+        shared = self._shared_index
+        if shared is not None and shared.value.holds():
+            index = shared.get()
+            flags = {"canonical": A._kept_canonical, "sorted_": A._has_sorted_indices}
+            return A._new(Blocks(data, index.indices, index.indptr), **flags)
+        found = A._with_data(data)
+        if not graphs.is_capturing():
+            self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
+        return found
+
+    def made(self, A: Any, other: Any) -> bool:
+        """Tell whether another matrix has index arrays that `with_pattern` made for A, and neither was written to."""
+        shared = self._shared_index
+        return shared is not None and shared.value.holds_for(other) and self.fits(A)
+
+    def pattern(self, block_cols: int, transposed: bool) -> Pattern:
+        """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
+        _, indices, indptr = self.arrays
+        return Pattern(indices, indptr, len(indptr) - 1, block_cols, transposed)
+
+    def index(self, block_cols: int, transposed: bool) -> tuple[Array, ...]:
+        """Return the index arrays of the operand for kernels without a work list: (indices, indptr, places).
+
+        `places` maps each entry of the transposed index to its stored block; it is None without a transpose.
+        """
+        if not transposed:
+            return (*self.arrays[1:], None)
+        groups = self.groups(self.pattern(block_cols, True), 1, 1)
+        bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
+        return groups.columns, bounds, groups.blocks
+
+    def long_rows(self, block_cols: int, transposed: bool, longest: int, piece: int) -> LongRows:
+        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks."""
+        indptr = self.index(block_cols, transposed)[1]
+        key = ("long rows", block_cols, transposed, longest, piece)
+        return self.remembered(key, lambda: work_list.long_rows(self.backend, indptr, self.blocks, longest, piece))
+
+    def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
+        """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
+        indptr = self.index(block_cols, transposed)[1]
+        key = ("shares", block_cols, transposed, longest, count)
+        return self.remembered(key, lambda: work_list.shares(self.backend, indptr, longest, count))
+
+    def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
+        """Return groups of row tiles; a block row has `per_row` row tiles, and a group has `per_group`."""
+        key = ("groups", pattern.block_cols, pattern.transposed, per_row, per_group)
+        return self.remembered(key, lambda: self._groups(pattern, per_row, per_group))
+
+    def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
+        if per_group == 1:
+            return work_list.single(self.backend, pattern, per_row)
+        order = lists.matched(pattern, per_row, per_group)
+        groups = lists.merged(pattern, per_row, per_group, order)
+        return work_list.merged(self.backend, pattern, per_row, per_group, order) if groups is None else groups
+
+    def whole_items(self, pattern: Pattern, per_row: int, per_group: int) -> Items:
+        """Return the work items for `groups` with the same arguments: whole groups, longest first."""
+        groups = self.groups(pattern, per_row, per_group)
+        key = ("whole items", pattern.block_cols, pattern.transposed, per_row, per_group)
+        return self.remembered(key, lambda: lists.whole(groups) or work_list.whole(self.backend, groups))
+
+    def split_items(self, pattern: Pattern, per_row: int, per_group: int, share: work_list.Share) -> Items:
+        """Return work items that are pieces of groups if a group could exceed a CTA's fair share, else whole groups."""
+        groups = self.groups(pattern, per_row, per_group)
+        if not work_list.may_split(groups, pattern, share):
+            return self.whole_items(pattern, per_row, per_group)
+        key = ("split items", pattern.block_cols, pattern.transposed, per_row, per_group, share)
+        return self.remembered(key, lambda: work_list.split(self.backend, groups, share))
+
+    def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what `make` returned when this key was first requested.
+
+        The key must contain everything on which the result of `make` depends.
+        """
+        return workspace.kept_in(self._entries, key, make).get()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of product: what decides the kernel, the matrix with its lists, and how B and the result lie."""
+
+    problem: Problem
+    operand: Operand
+    B: Any
+    out: Any
+
+    @property
+    def stored_columns(self) -> int:
+        """The number of block columns of the matrix as it is stored."""
+        return self.problem.block_rows if self.problem.transposed else self.problem.block_cols
+
+
+def problem_of(operand: Operand, call: ProductCall, orders: tuple[str, str] = ("C", "C")) -> Problem:
+    """Return the properties of a call that decide its kernel; `orders` are those of B and of the result."""
+    data, shape, transposed = operand.source[0], call.matrix._shape, call.transposed
+    sides, counts = data.shape[1:], (shape[0] // data.shape[1], shape[1] // data.shape[2])
+    if transposed:
+        sides, counts = sides[::-1], counts[::-1]
+    index = np.dtype(np.int32) if transposed else operand.indices_dtype
+    names = element_types.types(data.dtype, call.B.dtype, call.out.dtype, call.acc, index)
+    return Problem(
+        arch=card().arch,
+        types=element_types.scaled(names) if call.fp8 else names,
+        R=sides[0],
+        K=sides[1],
+        N=call.columns,
+        batches=call.batches,
+        block_rows=counts[0],
+        block_cols=counts[1],
+        blocks=operand.blocks,
+        transposed=transposed,
+        b_order=orders[0],
+        c_order=orders[1],
+        overwrite=bool(call.beta == 0),
+        aligned=operand.pointer % 16 == 0,
+        tf32=call.tf32,
+        parts=call.parts,
+    )
+
+
+class PreparedLaunches(Prepared):
+    """The state of a matrix on the GPU: its arrays, which kernels are asked for, what is known of its calls."""
+
+    def __init__(self, A: Any) -> None:
+        super().__init__(A)
+        self._choice = self._choice_of(A)
+
+    def holds_for(self, A: Any) -> bool:
+        return super().holds_for(A) and self._choice_of(A) == self._choice
+
+    @staticmethod
+    def _choice_of(A: Any) -> tuple[Any, ...]:
+        """What decides the kernels of a matrix beside its arrays; `tune` lets it forget its calls."""
+        known = getattr(A._source()[0], "_memo", None)
+        cleared = None if known is None else known.calls.cleared
+        return forced_kernel.name, overlapping.thread.active, cleared
+
+
+def operand_of(A: Any) -> Operand:
+    """Return what is kept of a matrix, or a new one if its arrays, its pattern or its shape have changed."""
+    found: Operand | None = getattr(A, "_memo", None)
+    if found is None or not found.fits(A):
+        with graphs.memory():  # copies of arrays, which are made anew for each call
+            found = A._memo = Operand(A)
+    return found
