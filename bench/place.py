@@ -171,6 +171,8 @@ class Place:
             call()
         stop.record()
         stop.synchronize()
+        if seconds:
+            time.sleep(COOL)
         return float(self.xp.cuda.get_elapsed_time(middle, stop)) / 1e3 / count
 
     def host_seconds(self, call: Call) -> float:

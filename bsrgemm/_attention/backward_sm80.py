@@ -41,6 +41,7 @@ class Separate(Gradients):
     """A kernel that computes a part of the gradients: dq by queries, or dk and dv by keys."""
 
     def parts(self) -> tuple[Separate, ...]:
+        """The kernels that compute all gradients, in the order of their launches."""
         raise NotImplementedError
 
     def grid(self, lists: Lists) -> tuple[int]:

@@ -41,8 +41,6 @@ class ProductCall:
     fp8: bool = False
     #: the kernel to use, one of `choice.variants`; None lets the rules choose
     kernel: Kernel | None = None
-    #: whether B may be copied if the product is faster with the copy
-    may_copy: bool = True
     #: for float32: 2 if B is a copy in two parts of tf32, of which `B` is the first
     parts: int = 1
 

@@ -87,7 +87,18 @@ def column_tiles_of(section: int, tile_n: int, panel: int) -> int:
 class WorkListSm90(Tiled):
     """A kernel for Hopper that takes groups of row tiles from a work list, whose long groups are cut into pieces."""
 
+    types: Types
     tile_m: Any
+
+    @property
+    def mma_type(self) -> str:
+        """The name of the element in the wgmma instruction."""
+        return WGMMA[self.types.a][0]
+
+    @property
+    def mma_k(self) -> int:
+        """How many elements an instruction takes along K."""
+        return WGMMA[self.types.a][1]
 
     def group(self, K: int) -> int:
         """Return how many column tiles are processed together, for a B of K rows."""
@@ -176,16 +187,6 @@ class GemmSm90(
     def lines(self) -> bool:
         """For A in two parts: whether the part of a block that a step needs has rows of 128 bytes."""
         return self.parts == 2 and not self.flat and self.depth * BYTES[self.types.a] == 128
-
-    @property
-    def mma_type(self) -> str:
-        """The name of the element in the wgmma instruction."""
-        return WGMMA[self.types.a][0]
-
-    @property
-    def mma_k(self) -> int:
-        """How many elements an instruction takes along K."""
-        return WGMMA[self.types.a][1]
 
     @property
     def stages(self) -> int:

@@ -15,7 +15,7 @@ from ..dtypes import HALF_DTYPES
 from . import arguments
 from .call import Problem
 from .dense import matrix_map
-from .gemm_sm90 import WGMMA, GemmSm90, WorkListSm90, column_tiles_of
+from .gemm_sm90 import GemmSm90, WorkListSm90, column_tiles_of
 from .operand import Kind
 
 #: Height of a row tile -> (row tiles of a tile, columns of a tile, columns of A per step at most, slabs of C in shared
@@ -83,16 +83,6 @@ class GemmTurnedSm90(
     def _other_bytes(self) -> int:
         """The size of the slabs of C, of barriers and tiles, and of the alignment."""
         return 2 * self.rooms * 128 * self.row_tile_height + 512 + 1024
-
-    @property
-    def mma_type(self) -> str:
-        """The name of the element in the wgmma instruction."""
-        return WGMMA[self.types.a][0]
-
-    @property
-    def mma_k(self) -> int:
-        """How many elements an instruction takes along K."""
-        return WGMMA[self.types.a][1]
 
     @property
     def stages(self) -> int:

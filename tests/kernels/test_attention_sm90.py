@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._attention import attention_sm90, choose, mask_tiles
+from bsrgemm._attention import attention_sm90, mask_tiles
 from bsrgemm._kernels.forced_kernel import force_kernel
 
 from ..devices import Device
@@ -58,21 +58,6 @@ def rng() -> np.random.Generator:
 @pytest.fixture(autouse=True)
 def hopper(device: Device) -> None:
     device.needs("sm_90a")
-
-
-@pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems have the tiles of large ones."""
-    monkeypatch.setattr(attention_sm90, "_FEW_ROWS", 0)
-    monkeypatch.setattr(attention_sm90, "_FEW_KEYS", 0)
-    monkeypatch.setattr(choose, "_FEW_BLOCKS", -1)
-
-
-@pytest.fixture(params=["few", "many"])
-def tiles(request: pytest.FixtureRequest) -> None:
-    """Small problems have the small tiles that they have by rule, or those of large ones."""
-    if request.param == "many":
-        request.getfixturevalue("many")
 
 
 def spread(how: str) -> tuple[str, str, str, str]:

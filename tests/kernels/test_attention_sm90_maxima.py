@@ -52,21 +52,6 @@ def hopper(device: Device) -> None:
     device.needs("sm_90a")
 
 
-@pytest.fixture
-def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems have the tiles of large ones."""
-    monkeypatch.setattr(attention_sm90, "_FEW_ROWS", 0)
-    monkeypatch.setattr(attention_sm90, "_FEW_KEYS", 0)
-    monkeypatch.setattr(choose, "_FEW_BLOCKS", -1)
-
-
-@pytest.fixture(params=["few", "many"])
-def tiles(request: pytest.FixtureRequest) -> None:
-    """Small problems have the small tiles that they have by rule, or those of large ones."""
-    if request.param == "many":
-        request.getfixturevalue("many")
-
-
 @pytest.mark.emulated
 def test_ordinary_queries_are_not_computed_twice(device: Device, rng: np.random.Generator) -> None:
     """A wrong sum that is not finite, or 0, would be mended by the care that is taken of infinity and NaN."""
