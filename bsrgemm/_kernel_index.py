@@ -18,11 +18,11 @@ from ._kernels.kernel import Kernel
 from ._products.block_products import BLOCKS
 from ._products.choice import DENSE
 from ._products.lists import LISTS
-from ._products.prepared import ColumnsTf32
+from ._products.prepared import Rearrange
 from ._products.spgemm_pattern import SpgemmPattern
 
 KERNELS: tuple[type[Kernel], ...] = (
-    *(*DENSE, ColumnsTf32, *BLOCKS, *LISTS, SpgemmPattern),
+    *(*DENSE, Rearrange, *BLOCKS, *LISTS, SpgemmPattern),
     *(*ATTENTION, *BACKWARD, *DECODE_KERNELS, *ARRAYS),
 )
 

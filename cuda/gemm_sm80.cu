@@ -1,6 +1,8 @@
 // C[m, n] = alpha * sum_p sum_k A[p, m % R, k] * B[col[p]*K + k, n] + beta * C[m, n],  p in the block row of m
-// Ampere and newer: mma.sync with operands copied by cp.async. Rows of stored blocks and lines of B are multiples of 16
-// bytes; N and the strides of C are arbitrary; the order of sums is fixed.
+// Ampere and newer: mma.sync with operands copied by cp.async. Lines of stored blocks and of B are multiples of 16 bytes;
+// R, K, N and the strides of C are arbitrary; the order of sums is fixed. RAGGED: row tiles at the end of a block row are
+// cut, or stored lines are longer than the block. What is missing of a tile is zero in shared memory: rows of A, whose
+// sums are not stored, and both operands beyond K, so that an infinity in B meets no zero of a block that has K columns.
 // A CTA owns kRowTiles row tiles of the work list by kTileN columns and walks over the union of the row tiles' block
 // columns. All warps copy, and all multiply. A stage has 128 bytes of k and two barriers, full (all threads, when their
 // copies are there) and empty (each warp once), so that a warp waits for others only where it needs what they do: one
@@ -47,6 +49,21 @@ struct alignas(1024) Shared {  // aligned to the longest line
 using Problem = Product<A, B, C, Acc, int>;
 CHECK_PRODUCT(Problem)
 
+struct GemmSm80 {  // one argument, since it costs the caller less time than two
+  Problem product;
+  Schedule schedule;
+  int line;  // elements from one line of a stored block to the next
+  int high;  // rows of the row tiles of a block row: R, or the next multiple of their height
+};
+#ifdef GEMM_SM80_BYTES
+CHECK_LAYOUT(GemmSm80, GEMM_SM80, (product)(schedule)(line)(high))
+#endif
+
+constexpr bool kRagged = RAGGED;
+__device__ __forceinline__ u32 line_of(const GemmSm80& argument) {
+  return kRagged ? argument.line : kATransposed ? argument.product.R : argument.product.K;
+}
+
 // The first row tile of a warp.
 __device__ __forceinline__ u32 warp_row_tile(u32 thread) { return thread / 32 / kWarpsN * kWarpM / kRowTileHeight; }
 
@@ -56,10 +73,11 @@ struct Pieces {
   u32 to_a, to_b, from_a;
   i64 from_b;
 
-  __device__ __forceinline__ Pieces(const Problem& problem, u32 thread)
+  __device__ __forceinline__ Pieces(const GemmSm80& argument, u32 thread)
       : to_a(OperandA::copy_place(thread)), to_b(OperandB::copy_place(thread)) {
     const u32 row = u32(OperandA::copy_mn(thread, 0)) % kRowTileHeight, k = OperandA::copy_k(thread, 0);
-    from_a = kATransposed ? k * u32(problem.R) + row : row * u32(problem.K) + k;
+    const Problem& problem = argument.product;
+    from_a = kATransposed ? k * line_of(argument) + row : row * line_of(argument) + k;
     const i64 n = OperandB::copy_mn(thread, 0), k_of_b = OperandB::copy_k(thread, 0);
     from_b = kBTransposed ? n * problem.b_col + k_of_b : k_of_b * problem.b_row + n;
   }
@@ -75,6 +93,7 @@ constexpr bool kKeepsPieces = kCtas == 1 && kKind != MMA_3XTF32;
 
 // Copies the stages of one tile to shared memory, one after the other.
 struct Copier {
+  const GemmSm80& argument;
   const Problem& problem;
   const Schedule& schedule;
   Shared& shared;
@@ -85,8 +104,9 @@ struct Copier {
   Ring<kStages> to;        // the stage that is filled next
   u32 plan;        // for the stage whose number is this lane's: a bit for each row tile that has the block
 
-  __device__ __forceinline__ Copier(const Problem& problem, const Schedule& schedule, Shared& shared)
-      : problem(problem), schedule(schedule), shared(shared), pieces(Pieces(problem, threadIdx.x).kept()) {}
+  __device__ __forceinline__ Copier(const GemmSm80& argument, Shared& shared)
+      : argument(argument), problem(argument.product), schedule(argument.schedule), shared(shared),
+        pieces(Pieces(argument, threadIdx.x).kept()) {}
 
   // Copies the indices of an entry, one word per thread.
   __device__ __forceinline__ void copy_indices(int e) const {
@@ -101,20 +121,21 @@ struct Copier {
   template <bool kWhole>
   __device__ __forceinline__ void copy_a(const Pieces& own, u32 thread, int stage, const int* indices, u32 present,
                                          int left) const {
-    const u32 R = problem.R, K = problem.K;
+    const u32 R = problem.R, K = problem.K, line = line_of(argument);
     const int needed = (left + kStepK - 1) / kStepK * kStepK;
     const u32 to = shared_address(shared.a[stage]) + own.to_a;
     // A thread's pieces belong all to one row tile, or each to a different one.
     constexpr int kTileCopies = kATransposed ? OperandA::kCopies : (OperandA::kCopies + kRowTiles - 1) / kRowTiles;
     const auto copy_row_tile = [&](u32 row_tile, int i, u32 place, bool wanted) {
       const u32 block = indices[row_tile], row = shared.starts[row_tile];
-      const u64 first = u64(block) * (R * K) + (kATransposed ? k * R + row : row * K + k);
+      const u64 first = u64(block) * (line * (kATransposed ? K : R)) + (kATransposed ? k * line + row : row * line + k);
       const A* from = problem.data + first + own.from_a;
 #pragma unroll
       for (int j = 0; j < kTileCopies; ++j) {
         const int at = OperandA::copy_k(thread, i + j);
-        copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j),
-                from + j * OperandA::kLineStep * (kATransposed ? R : K), !kWhole && at >= left);
+        const bool cut = kRagged && row + u32(OperandA::copy_mn(thread, i + j)) % kRowTileHeight >= R;
+        copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j), from + j * OperandA::kLineStep * line,
+                cut || (!kWhole && at >= left));
       }
     };
     if constexpr (!kATransposed && kRowTileHeight % OperandA::kLineStep == 0) {  // the same row tile for all threads
@@ -166,7 +187,7 @@ struct Copier {
     if (threadIdx.x < kRowTiles) {
       const int place = schedule.row_tiles[i64(group) * kRowTiles + threadIdx.x];
       shared.places[threadIdx.x] = place;
-      shared.starts[threadIdx.x] = u32(max(place, 0)) * kRowTileHeight % problem.R;
+      shared.starts[threadIdx.x] = u32(max(place, 0)) * kRowTileHeight % u32(kRagged ? argument.high : problem.R);
     }
     copy_wait<0>();
     __syncthreads();
@@ -189,7 +210,7 @@ struct Copier {
     const int left = min(K - k, kStageK);
     await(shared.empty[stage], to.phase ^ 1);
     if (present != 0) {
-      const Pieces own = kKeepsPieces ? pieces : Pieces(problem, thread);
+      const Pieces own = kKeepsPieces ? pieces : Pieces(argument, thread);
       if (left == kStageK && columns == kTileN) {
         copy_a<true>(own, thread, stage, indices, present, left);
         copy_b<true>(own, thread, stage, column, left);
@@ -232,14 +253,6 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-struct GemmSm80 {  // one argument, since it costs the caller less time than two
-  Problem product;
-  Schedule schedule;
-};
-#ifdef GEMM_SM80_BYTES
-CHECK_LAYOUT(GemmSm80, GEMM_SM80, (product)(schedule))
-#endif
-
 // Whether the runs of a tile can be stored as vectors.
 __device__ __forceinline__ bool is_whole(const Problem& problem, int columns) {
   return columns == kTileN && problem.c_col == 1 &&
@@ -265,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       barrier_init(shared_address(&shared.empty[i]), kThreads / 32);
     }
   }
-  Copier copier(problem, schedule, shared);
+  Copier copier(argument, shared);
   // Items are the fastest index: CTAs that run at the same time share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;
   const auto settle = [&] {
@@ -313,7 +326,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
       const int place = places[slice * 8 / kRowTileHeight];
       if (place < 0) continue;
-      const i64 row = i64(place) * kRowTileHeight + warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
+      i64 row = i64(place) * kRowTileHeight + warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
+      if constexpr (kRagged) {
+        const int within = int(row % argument.high);
+        if (within >= problem.R) continue;
+        row = row / argument.high * problem.R + within;
+      }
 #pragma unroll
       for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
         Sum run[kRun];

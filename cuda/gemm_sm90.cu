@@ -186,7 +186,7 @@ __device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shar
       } else {
         copy_tile(a + row_tile * kRowTileHeight * 128, &problem.a, k, block * R + row, full, once);
       }
-    });
+    }, R);
   }
 }
 

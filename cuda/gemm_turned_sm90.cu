@@ -1,8 +1,10 @@
 // C[i, n] = alpha * sum_p sum_k A[p, i % R, k] * B[col[p]*K + k, n],  p in the block row of row i
-// Swap-AB on Hopper's tensor cores, for row tiles whose height is no power of two: 48, 80, 96 and 160 rows. The product
-// is computed as its transpose, the columns of B times the rows of A: wgmma has 64 rows, which are columns of C here,
-// and as many columns as a row tile has rows, so that nothing is multiplied in vain. 16-bit floats; B and C are
-// row-major and C is only written.
+// Swap-AB on Hopper's tensor cores, for row tiles of 8 n rows. The product is computed as its transpose, the columns of B
+// times the rows of A: wgmma has 64 rows, which are columns of C here, and as many columns as a row tile has rows, so
+// that next to nothing is multiplied in vain. 16-bit floats; B and C are row-major and C is only written.
+// CUT: R is no multiple of the height of a row tile, or K none of 16. TMA fills up with zeros what the blocks of A and
+// the block rows of B lack along K, so that an infinity in B meets no zero of a block that has K columns, and leaves out
+// the rows of C that a block row lacks. The rows that it finds behind a block of A change none that is stored.
 // Work list, producer, barriers and splits are those of gemm_sm90. A tile has one or two row tiles by 256 to 512
 // columns, in slabs of 64; each of the two consumer warpgroups has half of the slabs. Tiles are as wide as registers
 // allow, since the L2 delivers a panel of B once for each of them; stages are short, so that many fit. stmatrix
@@ -15,12 +17,14 @@
 // kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
 // ring of stages. The first two multiply half of the columns each, and leave out row tiles that lack a block.
 
+constexpr bool kCut = CUT;
 constexpr bool kWide = WIDE;                  // N is a multiple of 64: one copy has all slabs of a panel
 constexpr int kRowTiles = ROW_TILES;
 constexpr int kSlabs = kTileN / 64;           // slabs of 64 columns of a tile
 constexpr int kOwn = kSlabs / kConsumers;     // slabs of a warpgroup
 constexpr int kRooms = ROOMS;                 // slabs of C that a warpgroup has in shared memory while they are stored
 constexpr int kSlabSums = kRowTileHeight / 2;  // float32 sums of a thread for one slab and row tile
+constexpr int kOutRows = (kRowTileHeight + 15) / 16 * 16;  // stmatrix writes 16 rows at a time
 constexpr int kSums = kRowTiles * kOwn * kSlabSums;
 constexpr int kBoxes = kWide ? 1 : kSlabs;
 // A row of A in a stage: kDepth columns, rounded up to what a swizzled line can have.
@@ -32,7 +36,7 @@ static_assert(sizeof(Element) == 2 && sizeof(C) == 2 && kDepth <= 64, "rows of 1
 
 struct alignas(1024) Shared {
   u8 b[kStages][kDepth / 16][kBytesStep];  // these three at multiples of 1024, 1024 and 8 * kLine bytes
-  u8 out[kConsumers][kRooms][kRowTileHeight * 128];
+  u8 out[kConsumers][kRooms][kOutRows * 128];
   u8 a[kStages][kRowTiles][kBytesA];
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
   u32 present[kStages];  // bit row tile: it has a block there
@@ -41,6 +45,11 @@ struct alignas(1024) Shared {
 };
 
 using Sums = float[kRowTiles][kOwn][kSlabSums];
+
+// The rows of all row tiles of a block row.
+__device__ __forceinline__ int rows_of(int R) {
+  return kCut ? (R + kRowTileHeight - 1) / kRowTileHeight * kRowTileHeight : R;
+}
 
 // ------------------------------------------------------------------------------------------------- copying operands
 // One warp copies panels of B, 16 rows at a time, another one blocks of A.
@@ -56,7 +65,12 @@ __device__ __forceinline__ void feed(const GemmSm90& problem, Shared& shared, in
       for (int step = 0; step < kDepth / 16; ++step) {
         if (step >= steps) break;
         const u32 to = b + step * kBytesStep;
-        if constexpr (kWide) {
+        if constexpr (kCut && kWide) {
+          copy_tile(to, &problem.b, 0, k + step * 16, tile.column / 64, row / K, full, again);
+        } else if constexpr (kCut) {
+          for (int box = 0; box < kBoxes; ++box)
+            copy_tile(to + box * kBytesSlab, &problem.b, tile.column + box * 64, k + step * 16, 0, row / K, full, again);
+        } else if constexpr (kWide) {
           copy_tile(to, &problem.b, 0, row + step * 16, tile.column / 64, tile.batch, full, again);
         } else {
           for (int box = 0; box < kBoxes; ++box)
@@ -71,7 +85,7 @@ __device__ __forceinline__ void feed(const GemmSm90& problem, Shared& shared, in
     feed_a<kRowTiles>(problem, shared, kBytesA, [&](int stage, int row_tile, int block, int row, int k) {
       copy_tile(shared_address(shared.a[stage][row_tile]), &problem.a, k, block * R + row,
                 shared_address(&shared.full[stage]), once);
-    });
+    }, rows_of(R));
   }
 }
 
@@ -126,7 +140,7 @@ struct Products {
 // Sums of row tiles without any product are zero.
 __device__ __forceinline__ void multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
                                               Ring<kStages>& ring, Sums& sums) {
-  const int K = problem.product.K;
+  const int K = kCut ? (problem.product.K + 15) / 16 * 16 : problem.product.K;
   Products products{shared, ring, sums, warpgroup * kOwn * kBytesSlab};
   for (int e = tile.first; e < tile.last; ++e) {
     for (int k = kDepth; k <= K; k += kDepth) products.step<kDepth / 16>();
@@ -152,20 +166,24 @@ __device__ __forceinline__ void store_slab(const GemmSm90& problem, Shared& shar
   if (threadIdx.x % 128 == 0) store_wait_read<kRooms - 1>();
   warpgroup_sync(1 + warpgroup);
 #pragma unroll
-  for (int rows = 0; rows < kRowTileHeight / 16; ++rows) {
+  for (int rows = 0; rows < kOutRows / 16; ++rows) {
     // A thread holds columns lane / 4 and lane / 4 + 8 of C, rows 2 * (lane % 4) + 8 j and the next. Each lane gives
     // the address of 8 columns of one row.
     u32 words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = pack<C>(alpha * sums[rows * 8 + 2 * i], alpha * sums[rows * 8 + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const int e = rows * 8 + 2 * i;
+      words[i] = e < kSlabSums ? pack<C>(alpha * sums[min(e, kSlabSums - 2)], alpha * sums[min(e, kSlabSums - 2) + 1]) : 0;
+    }
     const u32 at = (rows * 16 + lane / 16 * 8 + lane % 8) * 128 + (warp * 2 + lane / 8 % 2) * 16;
     store_matrix_x4<true>(out + (at ^ (at >> 3 & 0x70)), words[0], words[1], words[2], words[3]);
   }
   proxy_fence();
   warpgroup_sync(1 + warpgroup);
   if (threadIdx.x % 128 == 0) {
-    store_tile(&problem.c, tile.column + slab * 64, row, 0, tile.batch, out, evict_first());
+    const int high = rows_of(problem.product.R), column = tile.column + slab * 64;
+    if constexpr (kCut) store_tile(&problem.c, column, row % high, 0, row / high, out, evict_first());
+    else store_tile(&problem.c, column, row, 0, tile.batch, out, evict_first());
     store_commit();
   }
 }

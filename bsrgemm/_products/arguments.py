@@ -38,8 +38,16 @@ BLOCK_PRODUCTS_SM80 = Struct(
     ),
 )
 
-#: The argument of columns_tf32, which copies B column by column.
-COLUMNS_TF32 = Struct("ColumnsTf32", (*fields("P", "from to"), *fields("q", "batch row column rows columns batches")))
+#: The argument of rearrange, which copies an operand.
+REARRANGE = Struct(
+    "Rearrange",
+    (
+        *fields("P", "from to places"),
+        *fields("q", "from_batch from_row from_column to_batch to_row to_column"),
+        *fields("q", "batches rows columns to_batches to_rows to_columns part"),
+        *fields("i", "straight lanes"),
+    ),
+)
 
 BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
 
@@ -92,7 +100,8 @@ def product(acc: str) -> Struct:
 @cache
 def gemm_sm80(acc: str) -> Struct:
     """Return the argument struct of gemm_sm80 for the accumulator `acc`."""
-    return Struct("GemmSm80", (("product", product(acc)), ("schedule", SCHEDULE)))
+    parts = (("product", product(acc)), ("schedule", SCHEDULE))
+    return Struct("GemmSm80", (*parts, *fields("i", "line high")))
 
 
 @cache

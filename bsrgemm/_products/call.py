@@ -83,6 +83,13 @@ class Problem:
     tf32: bool = False
     #: for float32: 2 if B is given in two parts of tf32, for Hopper's tensor cores
     parts: int = 1
+    #: elements from one line of a block to the next in a copy of the blocks; 0 for blocks as they are stored
+    line: int = 0
+
+    @property
+    def lines(self) -> int:
+        """The elements from one line of a stored block to the next."""
+        return self.line or (self.R if self.transposed else self.K)
 
 
 #: Limits of strides in bytes: between matrices of a batch (a limit of tensor maps), and between rows, which the kernels
@@ -115,6 +122,8 @@ class Lie(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    #: where it begins, as far as that matters: new arrays begin at a multiple of 16 bytes
+    address: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -126,8 +135,17 @@ class Lie(NamedTuple):
 
     @property
     def data(self) -> SimpleNamespace:
-        """Memory that begins at a multiple of 16 bytes, as new arrays do."""
-        return SimpleNamespace(ptr=0)
+        """The memory, of which only the address is known."""
+        return SimpleNamespace(ptr=self.address)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def size(self) -> int:
+        """The elements between the first and the last one, and the rest of the last line."""
+        return max(n * stride for n, stride in zip(self.shape, self.strides, strict=True)) // self.itemsize
 
     @classmethod
     def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:

@@ -30,7 +30,7 @@ def prepared_for(call: ProductCall) -> Launch | Chain:
     """Return what carries out products of this kind, wherever B and the result lie."""
     operand = operand_of(call.matrix)
     problem = problem_of(operand, call, (order_of(call.B), order_of(call.out)))
-    kernel = call.kernel or choose(problem)
+    kernel = call.kernel or choose(problem, card())
     found: Launch | Chain = kernel.prepare(Kind(problem, operand, call.B, call.out), card())
     return found
 

@@ -7,7 +7,7 @@ row: a block row is cut into row tiles of equal height, and one tile of a tensor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch, Map, Scratch
-from .._kernels.structs import TENSOR_MAP_BYTES
+from .._kernels.structs import TENSOR_MAP_BYTES, Struct
 from .._kernels.tensor_map import Layout
 from . import arguments
 from .call import Problem
@@ -35,7 +35,7 @@ _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
 #: The number of block rows that warps may look at after the last one: three steps of the largest grid.
 _ROWS_AHEAD = 2**20
 #: Seconds between the call of a kernel on an idle card and its first instruction, and from its last one to the next.
-_LAUNCH = 3e-6
+LAUNCH = 3e-6
 
 
 class Dense(Kernel):
@@ -43,6 +43,8 @@ class Dense(Kernel):
 
     #: the share that it reaches of the bandwidth of memory, and of the operations of a cycle
     reached: tuple[float, float] = (0.8, 0.6)
+    #: whether it reads blocks whose lines are longer than a block (`Problem.line`)
+    reads_lines = False
 
     def seconds(self, problem: Problem, card: Card) -> float:
         """What a product will take: a launch, and what bytes and operations need, whichever is more."""
@@ -53,7 +55,7 @@ class Dense(Kernel):
         moved += problem.block_cols * problem.K * columns * BYTES[names.b]
         moved += problem.block_rows * problem.R * columns * BYTES[names.c]
         rate = self.operations(problem) * card.multiprocessors * card.clock * operations
-        return _LAUNCH + max(moved / (card.bandwidth * bandwidth), 2 * stored * columns / rate)
+        return LAUNCH + max(moved / (card.bandwidth * bandwidth), 2 * stored * columns / rate)
 
     def operations(self, problem: Problem) -> float:
         """Additions and multiplications for each cycle of a multiprocessor: those of the CUDA cores."""
@@ -79,6 +81,20 @@ class Dense(Kernel):
             "read_c": not p.overwrite,
         }
 
+    @staticmethod
+    def _pointers(layout: Struct, inner: str, copied: bool) -> Callable[..., None]:
+        """What writes the addresses of B and the result, and that of A's blocks if these are copied."""
+        write = layout.patch(*(inner + name for name in _OPERANDS)).write
+        if not copied:
+            return write
+        write_data = layout.patch(inner + "data").write
+
+        def write_all(to: Any, b: int, c: int, data: int) -> None:
+            write(to, b, c)
+            write_data(to, data)
+
+        return write_all
+
     def launch(
         self,
         call: Kind,
@@ -103,7 +119,7 @@ class Dense(Kernel):
             self,
             grid,
             template + behind,
-            pointers=layout.patch(*(inner + name for name in _OPERANDS)).write,
+            pointers=self._pointers(layout, inner, call.copied),
             numbers=lambda to, alpha, beta: factors.write(to, *_words(number, alpha, beta)),
             maps=maps,
             scratch=scratch,
@@ -132,7 +148,7 @@ class Tiled(Dense):
 
     def shape_of_groups(self, call: Kind) -> tuple[int, int]:
         """Row tiles of a block row, and of a group."""
-        return call.problem.R // self.row_tile_height, self.row_tiles
+        return -(-call.problem.R // self.row_tile_height), self.row_tiles
 
     def column_tiles(self, problem: Problem) -> int:
         """Tiles of columns of all batches."""
@@ -184,7 +200,7 @@ def tensor_cores_serve(problem: Problem) -> bool:
     """
     rows, cols = problem.block_rows * problem.R, problem.block_cols * problem.K
     fewest = 2 if problem.blocks * problem.R * problem.K >= _LARGE else _TENSOR_COLUMNS
-    row_tiles = problem.blocks * max(1, problem.R // 16)
+    row_tiles = problem.blocks * -(-problem.R // 16)
     return (
         problem.aligned
         and problem.types.a == problem.types.b

@@ -24,7 +24,7 @@ MMA = {
     "i8": ("MMA_S8", 32),
 }
 #: Element -> types of the result, and of the sums, if these are not the element itself and float32.
-_RESULTS = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32",)}
+_RESULTS = {"f16": ("f16", "f32"), "bf16": ("bf16", "f32"), "i8": ("i32", "i8")}
 _SUMS = {"f64": "f64", "i8": "u32"}
 #: Number of elements of a result that has two tiles of 128 x 256 for each of the 132 multiprocessors of an H200.
 _WIDE = 2 * 132 * 128 * 256
@@ -48,6 +48,10 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     stages: int
     a_transposed: bool
     b_transposed: bool
+    #: whether the last row tile of a block row is cut, or lines of stored blocks are longer than a block
+    ragged: bool = False
+
+    reads_lines = True
 
     @property
     def shared_bytes(self) -> int:
@@ -67,24 +71,24 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
 
     @classmethod
     def serves(cls, problem: Problem) -> bool:
-        """It copies its operands in pieces of 16 bytes."""
-        names = problem.types
+        """It copies its operands in pieces of 16 bytes, along K if that is the fastest index."""
+        names, K = problem.types, problem.K
         if names.a not in MMA or not problem.b_order or not tensor_arch(problem.arch) or problem.parts != 1:
             return False
-        line = (problem.R if problem.transposed else problem.K) * BYTES[names.a]
+        size = BYTES[names.a]
         return (
             tensor_cores_serve(problem)
             and names.c in _RESULTS.get(names.a, (names.a,))
             and names.acc == _SUMS.get(names.a, "f32")
-            and problem.R % 16 == 0
-            and problem.K % MMA[names.a][1] == 0
-            and line % 16 == 0
+            and problem.lines * size % 16 == 0
+            and (problem.b_order == "C" or K * size % 16 == 0)
+            and problem.block_rows * (problem.R + 16) < 2**31
         )
 
     @classmethod
     def best(cls, problem: Problem) -> GemmSm80:
         """Wide tiles if there are enough of them, otherwise narrow ones."""
-        row_tile_height = next(h for h in _HEIGHTS if problem.R % h == 0)
+        row_tile_height = height_of(problem.R)
         few = problem.N <= 128 or problem.block_rows * problem.R * problem.N * problem.batches < _WIDE
         return cls._of(problem, row_tile_height)[-1 if few else 0]
 
@@ -92,7 +96,8 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     def variants(cls, problem: Problem) -> Iterator[GemmSm80]:
         best = cls.best(problem)
         yield best
-        for row_tile_height in (h for h in _HEIGHTS if problem.R % h == 0):
+        heights = [h for h in _HEIGHTS if problem.R % h == 0] or [height_of(problem.R)]
+        for row_tile_height in heights:
             yield from (other for other in cls._of(problem, row_tile_height) if other != best)
 
     @classmethod
@@ -104,20 +109,21 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         """
         mma = "MMA_TF32" if problem.types.a == "f32" and problem.tf32 else MMA[problem.types.a][0]
         tiles = tiles_of(mma, row_tile_height, shared_kb(problem.arch))
-        transposes = (problem.transposed, problem.b_order == "F")
-        return [cls(problem.types, mma, row_tile_height, *tile, *transposes) for tile in tiles]
+        ragged = problem.R % row_tile_height != 0 or problem.line > 0
+        flags = (problem.transposed, problem.b_order == "F", ragged)
+        return [cls(problem.types, mma, row_tile_height, *tile, *flags) for tile in tiles]
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[GemmSm80]:
         for name in (n for n in map(element, dtypes) if n in MMA):
             kinds = (MMA[name][0], "MMA_TF32") if name == "f32" else (MMA[name][0],)
-            for c, mma, row_tile_height, a_transposed, b_transposed in itertools.product(
-                _RESULTS.get(name, (name,)), kinds, _HEIGHTS, (False, True), (False, True)
+            for c, mma, row_tile_height, *flags in itertools.product(
+                _RESULTS.get(name, (name,)), kinds, _HEIGHTS, (False, True), (False, True), (False, True)
             ):
                 names = Types(name, name, c, _SUMS.get(name, "f32"))
                 tiles = {tile for kilobytes in (99, 163, 227) for tile in tiles_of(mma, row_tile_height, kilobytes)}
                 for tile in sorted(tiles):
-                    yield cls(names, mma, row_tile_height, *tile, a_transposed, b_transposed)
+                    yield cls(names, mma, row_tile_height, *tile, *flags)
 
     def prepare(self, call: Kind, card: Card) -> Launch:
         problem, operand, shape = call.problem, call.operand, self.shape_of_groups(call)
@@ -125,7 +131,17 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         groups, items = operand.groups(pattern, *shape), operand.whole_items(pattern, *shape)
         tiles = groups.count * self.column_tiles(problem)
         grid = (min(tiles, card.multiprocessors * self.ctas(card.arch)),)
-        return self.launch(call, grid, more={"schedule": schedule(groups, items)}, holds=(groups, items))
+        more = {"schedule": schedule(groups, items), "line": problem.lines, "high": shape[0] * self.row_tile_height}
+        return self.launch(call, grid, more=more, holds=(groups, items))
+
+
+def height_of(R: int) -> int:
+    """The height of row tiles: the highest one that divides the blocks, or else that adds the fewest rows to them.
+
+    >>> [height_of(R) for R in (64, 96, 24, 40, 72, 100, 120, 3)]
+    [64, 32, 32, 16, 16, 16, 128, 16]
+    """
+    return min(_HEIGHTS, key=lambda height: (-(-R // height) * height, -height))
 
 
 def tiles_of(mma: str, row_tile_height: int, shared_kb: int) -> Iterator[tuple[int, int, int, int, int]]:

@@ -14,7 +14,7 @@ from .._kernels import tensor_map
 from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types, element
 from .._kernels.kernel import host
-from .._kernels.launch import Launch, Scratch
+from .._kernels.launch import Launch, Map, Scratch
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
@@ -112,6 +112,11 @@ class WorkListSm90(Tiled):
         """The tensor maps of B and of the result; None for a result that is not written in tiles."""
         raise NotImplementedError
 
+    def maps(self, call: Kind) -> tuple[Map, ...]:
+        """The tensor maps that have an address of a call."""
+        of_b, of_c = self.operand_maps(call)
+        return (*map_at(0, of_b), *map_at(1, of_c))
+
     def prepare(self, call: Kind, card: Card) -> Launch:
         problem, operand, shape = call.problem, call.operand, self.shape_of_groups(call)
         pattern, column_tiles = operand.pattern(call.stored_columns, problem.transposed), self.column_tiles(problem)
@@ -120,7 +125,7 @@ class WorkListSm90(Tiled):
         tiles = groups.count * column_tiles
         # Launch as few CTAs as finish in the same number of rounds; more would only consume power.
         grid = (card.multiprocessors if items.pieces else -(-tiles // -(-tiles // card.multiprocessors)),)
-        layout, of_b, of_c = arguments.gemm_sm90(), *self.operand_maps(call)
+        layout = arguments.gemm_sm90()
         more = {
             "a": self.block_map(call),
             "b": bytes(TENSOR_MAP_BYTES),
@@ -140,7 +145,7 @@ class WorkListSm90(Tiled):
             4 * pieces * sums, 2 + 2 * pieces, lambda to, memory, zeros: pointers.write(to, zeros, memory, zeros + 8)
         )
         return self.launch(
-            call, grid, more=more, maps=(*map_at(0, of_b), *map_at(1, of_c)), scratch=scratch, holds=(groups, items)
+            call, grid, more=more, maps=self.maps(call), scratch=scratch, holds=(groups, items)
         )
 
 

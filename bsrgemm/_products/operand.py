@@ -62,6 +62,15 @@ class Operand:
         #: for a complex matrix, the real matrices that replace it in products (see `prepared.RealViews`)
         self.wide: dict[int, Any] = {}
 
+    def derived(self, data: Any, indices: Array, indptr: Array, shape: tuple[int, int]) -> Operand:
+        """A matrix of other blocks, which are copied for each product; `data` says how they would lie."""
+        found = Operand.__new__(Operand)
+        found.source = found.arrays = (data, indices, indptr)
+        found.backend, found.array_type, found.blocks, found.shape = self.backend, self.array_type, len(data), shape
+        found.indices_dtype, found.pointer, found.whole = indices.dtype, 0, None
+        found._entries, found.calls = {}, Calls()
+        return found
+
     def fits(self, A: Any) -> bool:
         """Return whether the matrix still has these arrays, this pattern and this shape, and no array was copied."""
         return self.source[0] is A.data and self.whole == A._shape and self.unwritten.holds_for(A)
@@ -181,6 +190,8 @@ class Kind:
     operand: Operand
     B: Any
     out: Any
+    #: whether a launch takes the blocks of A from a copy, whose address follows those of B and the result
+    copied: bool = False
 
     @property
     def stored_columns(self) -> int:

@@ -5,6 +5,7 @@ Each starts a `Chain`: copies, and the launches that read them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,24 +23,18 @@ from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch
 from . import arguments, tuned
 from .call import Lie, Problem, order_of
-from .choice import by_rows, by_rule, variants
-from .dense import Dense
-from .gemm_simt import GemmFew
-from .gemm_sm80 import GemmSm80
-from .gemm_sm90 import GemmSm90
+from .choice import DENSE, variants
+from .dense import LAUNCH, Dense, ceil_power_of_two
 from .operand import Kind, Operand, operand_of
 
-#: A copy of B with aligned rows pays if the number of elements of A times the number of columns of B is at least this.
-_WORTH_A_COPY = 1 << 22
-#: A copy by columns pays, by its number of parts, if that product is at least the first number, and if a column of A
-#: has at least so many stored elements, in blocks of 16, 32 and 64 n rows. Each element of the copy is used as often.
-_WORTH_COLUMNS = {1: (1 << 32, 192, 512, 512), 2: (1 << 29, 128, 448, 256)}
-#: It pays for no fewer columns: tiles of gemm_sm90 would be empty in part.
-_LEAST_COLUMNS = 96
-#: A copy by columns has at most so many bytes; the product is computed in panels if B has more.
-_PANEL_BYTES = 256 << 20
 #: The number of columns of a panel is a multiple of this.
 _PANEL_COLUMNS = 256
+#: A copy by columns has at most so many bytes; the product is computed in panels if B has more.
+_PANEL_BYTES = 256 << 20
+#: Copies together take at most this share of the memory of a card.
+_SHARE = 16
+#: Lines of 16 bytes, as TMA and the copies of Ampere read them.
+_LINE = 16
 #: With fewer columns than this, copying complex A and B costs more than the tensor cores save.
 _LEAST_COMPLEX_COLUMNS = 64
 _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
@@ -49,32 +44,63 @@ _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
 
 
 @dataclass(frozen=True)
-class ColumnsTf32(Kernel, source="columns_tf32.cu", argument=arguments.COLUMNS_TF32):
-    """A column-major copy of B, rounded to tf32 or in two parts of tf32, for GemmSm90; 64 x 64 elements at a time."""
+class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
+    """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
 
-    parts: int
+    word: int
+    parts: int = 0
 
-    threads, side = 256, 64
+    threads = 256
+
+    @property
+    def side(self) -> int:
+        """The rows and columns of a tile."""
+        return 32 if self.word > 8 else 64
 
     @classmethod
-    def every(cls, dtypes: Any) -> Iterator[ColumnsTf32]:
-        yield from map(cls, (1, 2))
+    def every(cls, dtypes: Any) -> Iterator[Rearrange]:
+        yield from (cls(word) for word in (1, 2, 4, 8, 16))
+        yield from (cls(4, parts) for parts in (1, 2))
 
-    def grid(self, rows: int, columns: int, batches: int) -> tuple[int, int, int]:
-        """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
-        tiles_y = min(MAX_GRID_YZ, -(-rows // self.side))
-        return min(MAX_GRID_X, -(-columns // self.side)), tiles_y, min(MAX_GRID_YZ, batches)
+    @classmethod
+    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0) -> Launch:
+        """The launch that copies x to `to`, both batches of matrices; its operands are arrays that lie like both.
 
-    def launch(self, B: Any) -> Launch:
-        """The launch for a B that lies like this; its operands are B and the copy."""
-        batches, steps = (B.shape[0] if B.ndim == 3 else 1), [n // B.itemsize for n in B.strides]
-        rows, columns = B.shape[-2:]
-        packed = arguments.COLUMNS_TF32.pack(
-            **{"from": 0}, to=0, batch=steps[0] if B.ndim == 3 else 0, row=steps[-2], column=steps[-1], rows=rows,
-            columns=columns, batches=batches,
+        `to` may have more rows and columns, which become zero. Its matrix b is number ``places[b]`` of x; without
+        `places` they are in order. With two `parts`, the second one is behind all columns of the first.
+        """
+        size = x.itemsize
+        shape, steps = x.shape, [n // size for n in x.strides]
+        ends, ways = list(to.shape), [n // size for n in to.strides]
+        batches, rows, columns = shape
+        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == (rows * steps[1], rows * ways[1])):
+            rows, batches, ends = rows * batches, 1, [1, rows * batches, ends[2]]
+        across = steps[2] <= steps[1] or columns == 1  # lanes run along the rows of x
+        straight = across == (ways[2] <= ways[1])
+        fast, slow = (2, 1) if across else (1, 2)
+        wide = 1
+        if straight and steps[fast] == ways[fast] == 1 and not parts:
+            counts = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow], x.data.ptr // size)
+            wide = math.gcd(_LINE // size, *counts) if x.data.ptr % size == 0 else 1
+            rows, columns = (rows, columns // wide) if across else (rows // wide, columns)
+            ends[fast] //= wide
+            steps = [n if i == fast else n // wide for i, n in enumerate(steps)]
+            ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
+        kernel = cls(size * wide, parts)
+        packed = arguments.REARRANGE.pack(
+            **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
+            **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
+            **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
+            batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
+            part=ends[2] * ways[2], straight=straight, lanes=ceil_power_of_two(ends[fast], kernel.side),
         )  # fmt: skip
-        write = arguments.COLUMNS_TF32.patch("from", "to").write
-        return Launch(self, self.grid(rows, columns, batches), packed, pointers=write)
+        write = arguments.REARRANGE.patch("from", "to").write
+        return Launch(kernel, kernel.grid(*ends), packed, pointers=write, holds=places)
+
+    def grid(self, batches: int, rows: int, columns: int) -> tuple[int, int, int]:
+        """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
+        tiles = [-(-n // self.side) for n in (columns, rows)]
+        return min(MAX_GRID_X, tiles[0]), min(MAX_GRID_YZ, tiles[1]), min(MAX_GRID_YZ, batches)
 
 
 class Preparation(Dense):
@@ -86,128 +112,97 @@ class Preparation(Dense):
 
 
 @dataclass(frozen=True)
-class ByColumns(Preparation):
-    """Copy B by columns in float32, rounded to tf32 or in two parts of tf32, a panel of columns at a time."""
+class Copied(Preparation):
+    """Copy the blocks of A, or B, or both, for a kernel that cannot read them as they lie, or is slower with them.
 
-    copy: ColumnsTf32
-    #: columns of a panel
-    width: int
+    All copies are exact, or rounded as the kernel would round. What they need of memory is allocated for a call. B is
+    copied and multiplied in panels of columns if its copy is large.
+    """
 
-    @classmethod
-    def serves(cls, problem: Problem) -> bool:
-        return column_panel(problem) > 0
-
-    @classmethod
-    def best(cls, problem: Problem) -> ByColumns:
-        return cls(ColumnsTf32(column_parts(problem.tf32)), column_panel(problem))
-
-    def inner(self, problem: Problem) -> Dense:
-        """The kernel that multiplies."""
-        return choose(self.copied(problem), copies=False)
+    kernel: Dense
+    #: "lines": blocks whose lines are multiples of 16 bytes; "turned": those of the transposed matrix, with such lines
+    blocks: str = ""
+    #: "C" or "F": the order of a copy of B with such lines
+    order: str = ""
+    #: for a copy of float32 by columns: 1 if it is rounded to tf32, 2 for two parts
+    parts: int = 0
 
     def copied(self, problem: Problem) -> Problem:
-        """The product with the copy of B."""
-        return replace(problem, b_order="F", parts=self.copy.parts)
+        """The product that the kernel computes."""
+        return copied(problem, self.blocks, self.order, self.parts)
 
     def seconds(self, problem: Problem, card: Card) -> float:
-        """The copy reads B and writes its parts."""
-        copied = problem.N * problem.batches * problem.block_cols * problem.K * BYTES["f32"] * (1 + self.copy.parts)
-        return self.inner(problem).seconds(problem, card) + 3e-6 + copied / (0.8 * card.bandwidth)
+        """The kernel, and what the copies read and write."""
+        width = panel_width(problem, self.order, self.parts)
+        if not width:
+            return math.inf
+        inner, launches, moved = self.copied(problem), 0, 0
+        if self.blocks:
+            launches, moved = 1, problem.blocks * problem.R * (problem.K + inner.lines) * BYTES[problem.types.a]
+        if self.order:
+            launches += -(-problem.N // width)
+            elements = problem.N * problem.batches * problem.block_cols * problem.K
+            moved += elements * BYTES[problem.types.b] * (1 + max(1, self.parts))
+        return self.kernel.seconds(inner, card) + launches * LAUNCH + moved / (0.8 * card.bandwidth)
 
     def prepare(self, call: Kind, card: Card) -> Chain:
-        problem, B, out, parts = call.problem, call.B, call.out, self.copy.parts
-        *outer, rows, _ = B.shape
-        size, steps = B.itemsize, []
-        for first in range(0, problem.N, self.width):
-            n = min(self.width, problem.N - first)
-            some, to = _columns(B, first, n), _columns(out, first, n)
-            batch = (parts * rows * n * size,) * len(outer)  # matrices of a batch have their parts side by side
-            panel = Lie(B.dtype, (*outer, rows, n), (*batch, size, rows * size))
-            kind = replace(problem, N=n, b_order="F", c_order=order_of(to), parts=parts)
-            inner = choose(kind, copies=False).prepare(Kind(kind, call.operand, panel, to), card)
-            steps.append(_OnePanel(self.copy.launch(some), inner, first, n, parts))
-        count = int(np.prod(outer)) * parts * rows * min(self.width, problem.N)
-        return Chain(
-            steps,
-            [((count,), B.dtype)],
-            # Without memory for the copy, the product takes B itself, and the next call tries again.
-            otherwise=lambda: choose(problem, copies=False).prepare(call, card),
-        )
+        problem, inner, operand = call.problem, self.copied(call.problem), call.operand
+        rooms: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        steps: list[Any] = []
+        if self.blocks:
+            operand, copy, room = self._copied_blocks(call, inner)
+            stored = call.operand.arrays[0]
+            rooms.append(room)
+            steps.append(lambda arrays, *_: copy.start((stored, arrays[2])))
+        width = panel_width(problem, self.order, self.parts)
+        for first in range(0, problem.N, width):
+            n = min(width, problem.N - first)
+            B, out, copy_b = _columns(call.B, first, n), _columns(call.out, first, n), None
+            if self.order:
+                to = _lie_of_copy(B, self.order, self.parts)
+                copy_b = Rearrange.copying(_batch(B), _batch(to), parts=self.parts)
+                if first == 0:
+                    rooms.append(((to.size * max(1, self.parts),), B.dtype))
+                B = to
+            kind = replace(inner, N=n, c_order=order_of(out))
+            kernel = self.kernel if n == problem.N else type(self.kernel).best(kind)
+            launch = kernel.prepare(Kind(kind, operand, B, out, bool(self.blocks)), card)
+            steps.append(_Panel(first, n, copy_b, launch, bool(self.blocks)))
+        # Without memory for the copies, the product takes the operands themselves, and the next call tries again.
+        return Chain(steps, rooms, otherwise=lambda: choose(problem, card, copies=False).prepare(call, card))
+
+    def _copied_blocks(self, call: Kind, inner: Problem) -> tuple[Operand, Launch, tuple[Any, Any]]:
+        """The matrix whose blocks are the copy, what makes the copy, and its shape and dtype."""
+        data, line = call.operand.arrays[0], inner.lines
+        operand, places = call.operand, None
+        if self.blocks == "turned":
+            indices, bounds, places = operand.index(call.stored_columns, True)
+            data = data.swapaxes(1, 2)
+            shape = (inner.block_rows * inner.R, inner.block_cols * inner.K)
+            operand = operand.remembered(
+                ("turned", call.stored_columns), lambda: operand.derived(data, indices, bounds, shape)
+            )
+        to = Lie.in_order(data.dtype, (*data.shape[:2], line))
+        return operand, Rearrange.copying(data, to, places=places), (to.shape, to.dtype)
 
 
 @dataclass(frozen=True)
-class _OnePanel:
-    """The step that copies some columns of B and multiplies them."""
+class _Panel:
+    """The step that copies some columns of B, if they are copied, and multiplies them."""
 
-    copy: Launch
-    inner: Any
     first: int
     count: int
-    parts: int
+    copy: Launch | None
+    launch: Any
+    blocks: bool
 
     def __call__(self, arrays: Any, *numbers: Any) -> None:
-        B, out, room = arrays
+        B, out, *rooms = arrays
         B, out = _columns(B, self.first, self.count), _columns(out, self.first, self.count)
-        copied = room[: self.parts * B.size].reshape(*B.shape[:-2], self.parts, self.count, B.shape[-2])
-        self.copy.start((B, room))
-        self.inner.start((copied[..., 0, :, :].swapaxes(-1, -2), out), *numbers)
-
-
-@dataclass(frozen=True)
-class AlignedRows(Preparation):
-    """Copy B with rows that start at multiples of 16 bytes, since the tensor cores cannot read B itself."""
-
-    @classmethod
-    def serves(cls, problem: Problem) -> bool:
-        few = forced_kernel.name in (None, "GemmFew") and GemmFew.serves(replace(problem, c_order="", overwrite=True))
-        return not few and wants_aligned_rows(replace(problem, c_order="", overwrite=True))
-
-    @classmethod
-    def best(cls, problem: Problem) -> AlignedRows:
-        return cls()
-
-    def prepare(self, call: Kind, card: Card) -> Chain:
-        *outer, N = call.B.shape
-        unit = 16 // call.B.itemsize
-        room = Lie.in_order(call.B.dtype, (*outer, -(-N // unit) * unit))
-        problem = replace(call.problem, b_order="C")
-        copied = Kind(problem, call.operand, room._replace(shape=tuple(call.B.shape)), call.out)
-        inner = choose(problem, copies=False).prepare(copied, card)
-
-        def copy_and_multiply(arrays: Any, *numbers: Any) -> None:
-            copy = arrays[2][..., :N]
-            copy[...] = arrays[0]
-            inner.start((copy, arrays[1]), *numbers)
-
-        return Chain([copy_and_multiply], [(room.shape, room.dtype)])
-
-
-@dataclass(frozen=True)
-class ColumnsFp8(Preparation):
-    """Copy B by columns in fp8, which the tensor cores read along K alone."""
-
-    @classmethod
-    def serves(cls, problem: Problem) -> bool:
-        return problem.arch == "sm_90a" and problem.types.a == "e4m3" and problem.b_order != "F" and problem.N > 1
-
-    @classmethod
-    def best(cls, problem: Problem) -> ColumnsFp8:
-        return cls()
-
-    def prepare(self, call: Kind, card: Card) -> Chain:
-        *outer, rows, N = call.B.shape
-        size = call.B.itemsize
-        batch = (rows * N * size,) * len(outer)
-        columns = Lie(call.B.dtype, (*outer, rows, N), (*batch, size, rows * size))
-        problem = replace(call.problem, b_order=order_of(columns))
-        inner = choose(problem, copies=False).prepare(Kind(problem, call.operand, columns, call.out), card)
-
-        def copy_and_multiply(arrays: Any, *numbers: Any) -> None:
-            copy = arrays[2].swapaxes(-1, -2)
-            copy[...] = arrays[0]
-            inner.start((copy, arrays[1]), *numbers)
-
-        return Chain([copy_and_multiply], [((*outer, N, rows), call.B.dtype)])
+        if self.copy is not None:
+            self.copy.start((B, rooms[-1]))
+            B = rooms[-1]
+        self.launch.start((B, out, rooms[0]) if self.blocks else (B, out), *numbers)
 
 
 @dataclass(slots=True)
@@ -262,7 +257,7 @@ class RealViews(Preparation):
             c_order="C", overwrite=True, aligned=operand.pointer % 16 == 0,
         )  # fmt: skip
         lies = (Lie.in_order(real, (2 * rows, 2 * N)), Lie.in_order(real, (problem.block_rows * problem.R, 2 * N)))
-        inner = choose(kind).prepare(Kind(kind, operand, *lies), card)
+        inner = choose(kind, card).prepare(Kind(kind, operand, *lies), card)
         data, overwrite = A.source[0], problem.overwrite
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
 
@@ -298,119 +293,118 @@ class RealViews(Preparation):
         return found
 
 
-def compiled_for(problem: Problem) -> tuple[Kernel, ...]:
-    """Return the kernels that the rules start for a product: the one that multiplies, and the one that copies B."""
-    if ByColumns.serves(problem):
-        found = ByColumns.best(problem)
-        return found.copy, by_rule(found.copied(problem))
-    return (by_rule(problem),)
+def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
+    """Yield everything that can compute a product: kernels as they are, and kernels with copies of their operands."""
+    for blocks in _copies_of_blocks(problem) if copies else ("",):
+        for order, parts in _copies_of_B(problem) if copies else (("", 0),):
+            if not panel_width(problem, order, parts):
+                continue
+            inner = copied(problem, blocks, order, parts)
+            for kernel in DENSE:
+                if (inner.line and not kernel.reads_lines) or not kernel.serves(inner):
+                    continue
+                yield Copied(kernel.best(inner), blocks, order, parts) if blocks or order else kernel.best(inner)
 
 
-def choose(problem: Problem, copies: bool = True) -> Dense:
+def copied(problem: Problem, blocks: str, order: str, parts: int) -> Problem:
+    """The product with copies of operands (see `Copied`)."""
+    if blocks:
+        stored = replace(problem, transposed=problem.transposed and blocks != "turned", line=0)
+        line = _whole_lines(stored.lines, BYTES[problem.types.a])
+        problem = replace(stored, line=0 if line == stored.lines else line, aligned=True)
+    return replace(problem, b_order=order, parts=max(1, parts)) if order else problem
+
+
+def _copies_of_blocks(problem: Problem) -> Iterator[str]:
+    yield ""
+    if not problem.aligned or problem.lines * BYTES[problem.types.a] % _LINE:
+        yield "lines"
+    if problem.transposed:
+        yield "turned"
+
+
+def _copies_of_B(problem: Problem) -> Iterator[tuple[str, int]]:
+    yield "", 0
+    if problem.N == 1:
+        return
+    if problem.b_order != "C" and problem.types.a != "e4m3":
+        yield "C", 0
+    if problem.types.of_one("f32") and problem.arch == "sm_90a":
+        if not problem.tf32:
+            yield "F", 2
+        elif problem.b_order != "F":
+            yield "F", 1
+    elif problem.types.a == "e4m3" and problem.b_order != "F":
+        yield "F", 0
+
+
+def panel_width(problem: Problem, order: str, parts: int) -> int:
+    """The number of columns of B that are copied and multiplied at a time; 0 if no copy of some is small enough.
+
+    A last panel of a few columns would be computed by a kernel for few columns, which may not read such a copy.
+    """
+    if not order:
+        return problem.N
+    rows = _whole_lines(problem.block_cols * problem.K, BYTES[problem.types.b])
+    column = rows * problem.batches * BYTES[problem.types.b] * max(1, parts)
+    if problem.N * column <= _PANEL_BYTES:
+        return problem.N
+    most = _PANEL_BYTES // column // _PANEL_COLUMNS * _PANEL_COLUMNS
+    return next((n for n in range(most, 0, -_PANEL_COLUMNS) if not 0 < problem.N % n < _PANEL_COLUMNS // 4), 0)
+
+
+def _whole_lines(elements: int, size: int) -> int:
+    """The elements of a line that is a multiple of 16 bytes."""
+    return -(-elements * size // _LINE) * _LINE // size
+
+
+def _lie_of_copy(B: Any, order: str, parts: int) -> Lie:
+    """How a copy of B lies, row by row or column by column; the parts of each matrix of a batch lie side by side."""
+    *outer, rows, columns = B.shape
+    size = B.itemsize
+    if order == "C":
+        pitch = _whole_lines(columns, size) * size
+        return Lie(B.dtype, (*outer, rows, columns), (*(rows * pitch for _ in outer), pitch, size))
+    pitch = _whole_lines(rows, size) * size
+    return Lie(B.dtype, (*outer, rows, columns), (*(max(1, parts) * columns * pitch for _ in outer), size, pitch))
+
+
+def _batch(x: Any) -> Any:
+    """A matrix as a batch of one."""
+    if x.ndim == 3:
+        return x
+    return Lie(x.dtype, (1, *x.shape), (x.strides[0] * x.shape[0], *x.strides), x.data.ptr)
+
+
+def compiled_for(problem: Problem, card: Card) -> tuple[Kernel, ...]:
+    """Return the kernel that multiplies; its copies are compiled with everything."""
+    found = choose(problem, card)
+    return (found.kernel if isinstance(found, Copied) else found,)
+
+
+def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
     """Return the kernel for a product: the forced one, the one that `tune` has stored, or the one of the rule.
 
     With `copies` it may be a preparation, which copies an operand for another kernel.
     """
     forced = forced_kernel.name
-    if copies:
-        for preparation in (RealViews, ColumnsFp8):
-            if preparation.serves(problem):
-                return preparation.best(problem)
-    stored = None if forced is not None else tuned.stored(problem)
-    if copies and problem.types.a != "e4m3":
-        if forced is None and stored is None and ByColumns.serves(problem):
-            return ByColumns.best(problem)
-        if not problem.b_order and AlignedRows.serves(problem):
-            return AlignedRows.best(problem)
+    if copies and RealViews.serves(problem):
+        return RealViews.best(problem)
     if forced is None:
-        return by_rule(problem) if stored is None else stored
-    for kernel in variants(problem):
-        if type(kernel).__name__ == forced:
+        stored = tuned.stored(problem)
+        return _fastest(problem, card, copies) if stored is None else stored
+    for kernel in (*variants(problem), *options(problem, copies)):
+        if type(kernel.kernel if isinstance(kernel, Copied) else kernel).__name__ == forced:
             return kernel
     raise ValueError(f"{forced} cannot multiply this: {problem}")
+
+
+@lru_cache(maxsize=4096)
+def _fastest(problem: Problem, card: Card, copies: bool) -> Dense:
+    """The option with the shortest predicted time, the first one of equals."""
+    return min(options(problem, copies), key=lambda kernel: kernel.seconds(problem, card))
 
 
 def _columns(x: Any, first: int, count: int) -> Any:
     """Some columns of an operand."""
     return x if first == 0 and count == x.shape[-1] else x[..., first : first + count]
-
-
-@lru_cache(maxsize=1024)
-def wants_aligned_rows(problem: Problem) -> bool:
-    """Return whether a copy of B, with rows that start at multiples of 16 bytes, makes this product faster.
-
-    That is so if the tensor cores can compute the product only with such a B, and if the product is large enough.
-
-    >>> import numpy as np
-    >>> from bsrgemm._kernels.element_types import types
-    >>> names = types(*[np.dtype("float16")] * 3, np.dtype("float32"), np.dtype("int32"))
-    >>> sizes = {"R": 64, "K": 64, "batches": 1, "block_rows": 128, "block_cols": 128, "blocks": 3584}
-    >>> layout = {"transposed": False, "b_order": "", "c_order": "", "overwrite": True, "aligned": True}
-    >>> odd = Problem("sm_90a", names, N=101, **sizes, **layout)
-    >>> [wants_aligned_rows(replace(odd, **x)) for x in ({}, {"b_order": "C"}, {"blocks": 9})]
-    [True, False, False]
-    """
-    work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
-    if problem.b_order or problem.N == 1 or work < _WORTH_A_COPY:
-        return False
-    aligned = replace(problem, b_order="C")
-    return GemmSm90.serves(aligned) or GemmSm80.serves(aligned)
-
-
-def column_parts(tf32: bool) -> int:
-    """Return the number of parts of a copy by columns: tf32 takes one, float32 two."""
-    return 1 if tf32 else 2
-
-
-@lru_cache(maxsize=1024)
-def column_panel(problem: Problem) -> int:
-    """Return how many columns of B are copied at a time, column by column, or 0 if the product is faster with B itself.
-
-    Hopper's tensor cores read tf32 along K only, and float32 in two parts of tf32; with any other B, gemm_sm80 computes
-    the product. TFLOP/s on an H200, n = 8192, density 0.22, by gemm_sm80 / by gemm_sm90 with the time of the copy:
-
-    ========  =========  =========  =========
-    16        32         64         128
-    ========  =========  =========  =========
-    40 / 106  103 / 156  126 / 224  162 / 255
-    ========  =========  =========  =========
-
-    At density 0.05 (410 elements in a column of A), they are 36 / 55, 84 / 81, 101 / 111 and 124 / 119. In float32:
-
-    =======  =======  =======  =======  ========
-    density  16       32       64       128
-    =======  =======  =======  =======  ========
-    0.22     19 / 40  45 / 60  50 / 86  51 / 101
-    0.05     17 / 26  41 / 41  46 / 55  46 / 61
-    0.035    16 / 23  40 / 36  45 / 46  44 / 49
-    =======  =======  =======  =======  ========
-
-    >>> import numpy as np
-    >>> from bsrgemm._kernels.element_types import types
-    >>> names = types(*[np.dtype("float32")] * 4, np.dtype("int32"))
-    >>> sizes = {"R": 32, "K": 32, "N": 8192, "batches": 1, "block_rows": 256, "block_cols": 256, "blocks": 14400}
-    >>> layout = {"transposed": False, "b_order": "C", "c_order": "C", "overwrite": True, "aligned": True, "tf32": True}
-    >>> usual = Problem("sm_90a", names, **sizes, **layout)
-    >>> [column_panel(replace(usual, **x)) for x in ({}, {"b_order": "F"}, {"blocks": 3000}, {"tf32": False})]
-    [8192, 0, 0, 4096]
-    """
-    parts = column_parts(problem.tf32)
-    by_columns = replace(problem, b_order="F", parts=parts)
-    work = problem.blocks * problem.R * problem.K * problem.N * problem.batches
-    uses = problem.blocks * problem.R / max(1, problem.block_cols)
-    least, *least_uses = _WORTH_COLUMNS[parts]
-    if not problem.types.of_one("f32") or (problem.tf32 and problem.b_order == "F") or work < least:
-        return 0
-    if problem.N < _LEAST_COLUMNS:
-        return 0
-    if uses < least_uses[(problem.R % 32 == 0) + (problem.R % 64 == 0)]:
-        return 0
-    if by_rows(by_columns) or not GemmSm90.serves(by_columns):
-        return 0
-    column = problem.block_cols * problem.K * problem.batches * parts * BYTES["f32"]
-    if problem.N * column <= _PANEL_BYTES:
-        return problem.N
-    most = _PANEL_BYTES // column // _PANEL_COLUMNS * _PANEL_COLUMNS
-    # A last panel of few columns would be computed by a kernel of the CUDA cores.
-    widths = (n for n in range(most, 0, -_PANEL_COLUMNS) if not 0 < problem.N % n < _PANEL_COLUMNS // 4)
-    return next(widths, 0)

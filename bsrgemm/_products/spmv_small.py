@@ -24,7 +24,7 @@ from .gemm_simt import INDEX, names_of
 from .operand import Kind
 
 #: The largest block side, and the largest number of columns of B, of the kernels for small blocks.
-MOST_SMALL, FEW_COLUMNS = 16, 128
+MOST_SMALL, FEW_COLUMNS = 16, 1 << 16
 #: Number of blocks in a block row of a mesh of hexahedra, and number of registers for values that a lane has in flight.
 USUAL_ROW, _MOST_WORDS = 27, 36
 #: Block rows of at most so many blocks are shared by few lanes, if a block has at most so many bytes.

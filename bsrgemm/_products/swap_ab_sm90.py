@@ -1,4 +1,4 @@
-"""``A @ B`` on Hopper's tensor cores as its transpose (swap-AB), for blocks whose rows do not fill tiles of 64 rows."""
+"""``A @ B`` on Hopper's tensor cores as its transpose (swap-AB), for blocks of any size that do not fill tiles of 64."""
 
 from __future__ import annotations
 
@@ -10,23 +10,36 @@ from typing import Any
 from .._kernels import tensor_map
 from .._kernels.element_types import BYTES, Types, element
 from .._kernels.kernel import host
+from .._kernels.launch import Map
+from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import arguments
 from .call import Problem
-from .dense import matrix_map
-from .gemm_sm90 import GemmSm90, WorkListSm90, column_tiles_of
+from .dense import matrix_map, tensor_cores_serve
+from .gemm_sm90 import WorkListSm90, column_tiles_of
 from .operand import Kind
 
 #: Height of a row tile -> (row tiles of a tile, columns of a tile, columns of A per step at most, slabs of C in shared
-#: memory): for wide tiles, and for narrow ones. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at
+#: memory): for wide tiles, and for narrow ones. Registers hold 192 sums of a thread. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at
 #: density 0.22, n = 8160 and 8192 columns, wide tiles reach 0.85, 0.89, 0.75 and 0.57 of dense cuBLAS, and narrow ones
 #: 0.73, 0.89, 0.62 and 0.50; gemm_sm90 reaches 0.46, 0.49, 0.40 and 0.37.
 _TILES = {
     160: ((1, 256, 32, 1), (1, 256, 32, 1)),
+    128: ((1, 256, 48, 1), (1, 256, 48, 1)),
+    120: ((1, 384, 32, 1), (1, 256, 48, 1)),
+    104: ((1, 384, 32, 1), (1, 256, 48, 2)),
     96: ((1, 512, 32, 1), (1, 256, 32, 2)),
     80: ((1, 512, 32, 1), (1, 256, 48, 2)),
+    72: ((1, 512, 32, 1), (1, 256, 48, 2)),
+    64: ((1, 512, 32, 1), (1, 256, 48, 2)),
+    56: ((2, 384, 32, 1), (2, 256, 48, 2)),
     48: ((2, 512, 32, 1), (2, 256, 48, 2)),
+    40: ((2, 512, 32, 1), (2, 256, 48, 2)),
+    32: ((3, 512, 32, 1), (3, 256, 48, 2)),
+    24: ((4, 512, 32, 1), (4, 256, 48, 2)),
+    16: ((6, 512, 32, 1), (6, 256, 48, 2)),
+    8: ((8, 512, 32, 1), (8, 256, 48, 2)),
 }
 #: Bytes of shared memory that a CTA can have on Hopper.
 _SHARED_BYTES = 232448
@@ -41,7 +54,7 @@ class GemmTurnedSm90(
     types="a c",
     derived="mma_type mma_k stages",
 ):
-    """``A @ B`` on Hopper's tensor cores, computed as its transpose, for row tiles of 48, 80, 96 or 160 rows.
+    """``A @ B`` on Hopper's tensor cores, computed as its transpose, for row tiles of 8 n rows.
 
     A tile has `row_tiles` row tiles by `tile_n` columns. Elements are 16-bit floats, and the result is only written.
     """
@@ -50,20 +63,24 @@ class GemmTurnedSm90(
     row_tile_height: int
     row_tiles: int
     tile_n: int
-    #: number of columns of A per step; `tail` is that of the last step of a block, or 0 if all steps are equal
+    #: number of columns of A per step, a multiple of 16; `tail` is that of the last step of a block, or 0 if all steps
+    #: are equal
     depth: int
     tail: int
     #: whether one copy brings all slabs of 64 columns of a panel of B
     wide: bool
     #: number of slabs of 64 columns of C that a warpgroup has in shared memory while they are stored
     rooms: int
+    #: whether row tiles or steps reach beyond a block
+    cut: bool
     #: number of columns of B that are processed before the kernel moves on to the next ones
     section: int = host(1024)
 
     threads = 384
     reached = (0.8, 0.9)
+    reads_lines = True
     #: the row tile heights for which the kernel is compiled
-    heights = (160, 96, 80, 48)
+    heights = tuple(_TILES)
 
     @property
     def tile_m(self) -> int:
@@ -82,7 +99,7 @@ class GemmTurnedSm90(
     @property
     def _other_bytes(self) -> int:
         """The size of the slabs of C, of barriers and tiles, and of the alignment."""
-        return 2 * self.rooms * 128 * self.row_tile_height + 512 + 1024
+        return 2 * self.rooms * 128 * (-(-self.row_tile_height // 16) * 16) + 512 + 1024
 
     @property
     def stages(self) -> int:
@@ -100,53 +117,91 @@ class GemmTurnedSm90(
 
     @property
     def rare(self) -> bool:
-        return not self.wide
+        return self.cut or not self.wide
 
     @classmethod
     def serves(cls, problem: Problem) -> bool:
+        """Lines of blocks are multiples of 16 bytes, as TMA reads them."""
         names = problem.types
         return (
-            GemmSm90.serves(problem)
+            problem.arch == "sm_90a"
             and names.a in ("f16", "bf16")
             and names.c == names.a
+            and names.acc == "f32"
+            and problem.parts == 1
+            and tensor_cores_serve(problem)
             and not problem.transposed
             and problem.overwrite
             and problem.b_order == problem.c_order == "C"
             and problem.R % 64 != 0
-            and any(problem.R % height == 0 for height in cls.heights)
+            and problem.lines % 8 == 0
+            and problem.block_rows * (problem.R + 160) < 2**31
+            and (problem.batches == 1 or not cls.best(problem).cut)
         )
 
     @classmethod
     def best(cls, problem: Problem) -> GemmTurnedSm90:
         """Row tiles are as high as the block size allows. Tiles are wide unless that adds a tenth to the columns."""
-        height = next(h for h in _TILES if problem.R % h == 0)
+        height = row_tile_height(problem.R)
         wide, narrow = (-(-problem.N // tile[1]) * tile[1] for tile in _TILES[height])
-        return cls._of(problem.types, height, problem.K, problem.N % 64 == 0, 10 * wide > 11 * narrow)
+        cut = problem.R % height != 0 or problem.K % 16 != 0
+        return cls._of(problem.types, height, problem.K, problem.N % 64 == 0, 10 * wide > 11 * narrow, cut)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[GemmTurnedSm90]:
         """One for each way in which a block is divided into steps."""
         for name in (element(d) for d in dtypes if d in HALF_DTYPES):
-            choices = itertools.product(_TILES, range(16, 97, 16), (False, True), (False, True))
+            choices = itertools.product(_TILES, range(16, 97, 16), (False, True), (False, True), (False, True))
             yield from sorted({cls._of(Types(name, name, name, "f32"), *each) for each in choices}, key=repr)
 
     @classmethod
-    def _of(cls, names: Types, height: int, K: int, whole_slabs: bool, narrow: bool) -> GemmTurnedSm90:
+    def _of(cls, names: Types, height: int, K: int, whole_slabs: bool, narrow: bool, cut: bool) -> GemmTurnedSm90:
         row_tiles, tile_n, most, rooms = _TILES[height][narrow]
-        depth = min(most, K)
-        return cls(names, height, row_tiles, tile_n, depth, K % depth, whole_slabs, rooms)
+        deep = -(-K // 16) * 16
+        depth = min(most, deep)
+        return cls(names, height, row_tiles, tile_n, depth, deep % depth, whole_slabs, rooms, cut)
 
     def block_map(self, call: Kind) -> bytes:
-        data = call.operand.source[0]
+        return bytes(TENSOR_MAP_BYTES) if call.copied else self.layout_of_blocks(call).at(call.operand.pointer)
+
+    def maps(self, call: Kind) -> tuple[Map, ...]:
+        return (*super().maps(call), *([Map(2, 0, self.layout_of_blocks(call))] if call.copied else []))
+
+    def layout_of_blocks(self, call: Kind) -> Layout:
+        """The tensor map of A's blocks, wherever they lie."""
+        data, problem = call.operand.source[0], call.problem
         blocks, rows, cols = data.shape
-        dims, strides, box = (
-            (cols, blocks * rows),
-            (cols * data.itemsize,),
-            (self.line // data.itemsize, self.row_tile_height),
-        )
-        return Layout(tensor_map.dtype_name(data.dtype), dims, strides, box, f"{self.line}B").at(call.operand.pointer)
+        box, pitch = (self.line // data.itemsize, self.row_tile_height), problem.lines * data.itemsize
+        return Layout(tensor_map.dtype_name(data.dtype), (cols, blocks * rows), (pitch,), box, f"{self.line}B")
 
     def operand_maps(self, call: Kind) -> tuple[Layout, Layout]:
-        box = (64, 16, self.tile_n // 64 if self.wide else 1)
-        found = matrix_map(call.B, False, box, "128B", self.wide)
-        return found, matrix_map(call.out, False, (64, self.row_tile_height, 1), "128B")
+        box, height = (64, 16, self.tile_n // 64 if self.wide else 1), self.row_tile_height
+        if not self.cut:
+            return matrix_map(call.B, False, box, "128B", self.wide), matrix_map(call.out, False, (64, height, 1), "128B")
+        B, out, problem = call.B, call.out, call.problem
+        return (
+            panels_map(B, problem.K, box, self.wide),
+            panels_map(out, problem.R, (64, height, 1), False),
+        )
+
+
+def row_tile_height(R: int) -> int:
+    """The height of row tiles: one that adds few rows to the blocks, where 12 more rows of each tile count too.
+
+    >>> [row_tile_height(R) for R in (48, 96, 240, 24, 40, 100, 120, 50, 3, 200)]
+    [48, 96, 120, 24, 40, 104, 120, 56, 8, 104]
+    """
+    return min(_TILES, key=lambda height: -(-R // height) * (height + 12))
+
+
+def panels_map(x: Any, rows: int, box: tuple[int, int, int], slabs: bool) -> Layout:
+    """Return the tensor map of a row-major matrix whose rows belong to block rows of `rows` each.
+
+    A box that reaches beyond a block row reads zeros there, and writes nothing. With `slabs`, one box has several slabs
+    of 64 columns. The dimensions are columns, rows of a block row, slabs, block rows.
+    """
+    high, columns = x.shape[-2:]
+    pitch, size = x.strides[-2], x.itemsize
+    width, count, slab = (64, columns // 64, 64 * size) if slabs else (columns, 1, pitch)
+    dims, pitches = (width, rows, count, high // rows), (pitch, slab, rows * pitch)
+    return Layout(tensor_map.dtype_name(x.dtype), dims, pitches, (*box, 1), "128B")

@@ -54,10 +54,10 @@ def path() -> Path:
 def signature(problem: Problem) -> str:
     """Return a problem as text. Problems that differ in any size, even in the number of blocks, are different.
 
-    B in several parts is a copy of another B, for which `tune` measures; no kernel is stored for it.
+    Copies of operands are others, for which `tune` does not measure: no kernel is stored for them.
     """
-    *rest, parts = astuple(problem)
-    return " ".join(map(str, rest if parts == 1 else (*rest, parts)))
+    *rest, parts, line = astuple(problem)
+    return " ".join(map(str, rest if (parts, line) == (1, 0) else (*rest, parts, line)))
 
 
 def _described(kernel: Dense) -> dict[str, Any]:

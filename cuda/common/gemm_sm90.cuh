@@ -166,11 +166,11 @@ __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared, 
 
 // One warp has blocks of A copied: one lane calls copy(stage, row tile, block, row, k) for the rows of a row tile, the
 // first of which is `row` of its block, by kDepth columns from k on. These are `bytes` in shared memory. Lanes hold the
-// next 32 blocks, for all row tiles.
+// next 32 blocks, for all row tiles; those of a block row have `high` rows.
 template <int kRowTiles, class Shared, class Copy>
-__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, u32 bytes, Copy copy) {
+__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, u32 bytes, Copy copy, int high) {
   constexpr int kEntries = 32 / kRowTiles;
-  const int R = problem.product.R, K = problem.product.K, lane = threadIdx.x % 32;
+  const int K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
   Ring<kStages> ring;
   Ring<kTiles> tiles;
@@ -179,7 +179,7 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, 
   };
   const auto sub_of = [&](const Tile& tile) {  // the first row of the block of lane s's row tile
     const int row_tile = tile.group < 0 || lane >= kRowTiles ? 0 : schedule.row_tiles[tile.group * kRowTiles + lane];
-    return max(row_tile, 0) * kRowTileHeight % R;
+    return max(row_tile, 0) * kRowTileHeight % high;
   };
   Tile tile = next_tile(shared, tiles);
   let_go(shared, tiles);

@@ -1,0 +1,116 @@
+// to[b, n, k] = from[places[b], n, k], zero beyond the rows and columns of `from`; with PARTS the number in parts of tf32
+// Copies an operand for a kernel that cannot read it as it lies: turned, with longer lines, with blocks in another order.
+// WORD is the size of what is copied, one element or several neighbours. PARTS = 0 copies; 1 rounds float32 to tf32, and
+// 2 splits it into two parts of tf32, that add up to exactly that number, also for infinity and NaN, for gemm_sm90.
+// Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared memory, in rows of
+// one word more than a tile, so that both sides are free of bank conflicts; all loads of a thread are under way together.
+// Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
+#include "common/layout.cuh"
+#include "ptx/convert.cuh"
+
+template <int kBytes> struct WordOf;
+template <> struct WordOf<1> { using Type = u8; };
+template <> struct WordOf<2> { using Type = u16; };
+template <> struct WordOf<4> { using Type = u32; };
+template <> struct WordOf<8> { using Type = int2; };
+template <> struct WordOf<16> { using Type = int4; };
+using Word = WordOf<WORD>::Type;
+
+constexpr int kParts = PARTS;
+static_assert(kParts == 0 || sizeof(Word) == 4, "parts of float32");
+constexpr int kThreads = 256;
+constexpr int kSide = sizeof(Word) > 8 ? 32 : 64, kStep = kThreads / kSide;
+constexpr int kPitch = kSide + 1;  // the same column of neighbouring rows lies in different banks
+
+struct Rearrange {
+  const Word* from;
+  Word* to;
+  const int* places;  // batch of `to` -> batch of `from`; or null, if they are the same
+  i64 from_batch, from_row, from_column, to_batch, to_row, to_column;  // strides in words
+  i64 batches, rows, columns;          // of `from`
+  i64 to_batches, to_rows, to_columns;  // of `to`, which is zero beyond
+  i64 part;                            // from a number's first part to its second
+  int straight, lanes;                 // whether both have the same fastest index; the lanes along it, a power of two
+};
+#ifdef REARRANGE_BYTES
+CHECK_LAYOUT(Rearrange, REARRANGE, (from)(to)(places)(from_batch)(from_row)(from_column)(to_batch)(to_row)(to_column)
+             (batches)(rows)(columns)(to_batches)(to_rows)(to_columns)(part)(straight)(lanes))
+#endif
+
+// Rounded as for the tensor cores, and cut as they do it: gemm_sm90 reads some numbers without them.
+__device__ __forceinline__ f32 exact_tf32(f32 x) {
+  return __uint_as_float(rounded_tf32(__float_as_uint(x)) & 0xffffe000u);
+}
+
+// The two parts of a number, the sum of which is exactly that number; the first has 11 bits. Infinity has no remainder.
+__device__ __forceinline__ float2 two_parts(f32 x) {
+  const u32 bits = __float_as_uint(x), rounded = bits + 0x1000u;
+  const bool fits = (rounded & 0x7fffffffu) < 0x7f800000u;
+  const f32 high = __uint_as_float((fits ? rounded : bits) & 0xffffe000u);
+  return make_float2(high, x == high ? 0 : x - high);
+}
+
+template <class Any> __device__ __forceinline__ void write(const Rearrange& p, Any* to, Any word) {
+  if constexpr (kParts == 0) {
+    *to = word;
+  } else if constexpr (kParts == 1) {
+    *to = __float_as_uint(exact_tf32(__uint_as_float(word)));
+  } else {
+    const float2 both = two_parts(__uint_as_float(word));
+    to[0] = __float_as_uint(both.x);
+    to[p.part] = __float_as_uint(both.y);
+  }
+}
+
+// A tile whose sides have different fastest indices; `down`: that of `from` is the row.
+__device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word* to, i64 row, i64 column, bool down,
+                                     Word (&tile)[kSide * kPitch]) {
+  const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
+#pragma unroll
+  for (int i = 0; i < kSide; i += kStep) {
+    const int k = down ? x : y + i, n = down ? y + i : x;
+    Word word = {};
+    if (from != nullptr && row + k < p.rows && column + n < p.columns)
+      word = from[(row + k) * p.from_row + (column + n) * p.from_column];
+    tile[k * kPitch + n] = word;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSide; i += kStep) {
+    const int k = down ? y + i : x, n = down ? x : y + i;
+    if (row + k < p.to_rows && column + n < p.to_columns)
+      write(p, to + (row + k) * p.to_row + (column + n) * p.to_column, tile[k * kPitch + n]);
+  }
+  __syncthreads();
+}
+
+// A tile whose sides have the same fastest index, with `lanes` threads along it.
+__device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 row, i64 column, bool down) {
+  const int x = threadIdx.x & (p.lanes - 1), y = threadIdx.x / p.lanes, step = kThreads / p.lanes;
+#pragma unroll 4
+  for (int i = 0; i < kSide * kSide; i += kThreads) {
+    const int line = y + i / kThreads * step;
+    const i64 k = row + (down ? x : line), n = column + (down ? line : x);
+    if (line >= kSide || k >= p.to_rows || n >= p.to_columns) continue;
+    Word word = {};
+    if (from != nullptr && k < p.rows && n < p.columns) word = from[k * p.from_row + n * p.from_column];
+    write(p, to + k * p.to_row + n * p.to_column, word);
+  }
+}
+
+// Grid: tiles of columns, tiles of rows, batches. CTAs go on where the grid ends.
+extern "C" __global__ void __launch_bounds__(kThreads) rearrange(const __grid_constant__ Rearrange p) {
+  __shared__ Word tile[kSide * kPitch];
+  const bool down = p.straight ? p.to_row < p.to_column : p.to_row > p.to_column;
+  for (i64 b = blockIdx.z; b < p.to_batches; b += gridDim.z) {
+    const i64 place = p.places == nullptr ? b : p.places[b];
+    const Word* from = u64(place) < u64(p.batches) ? p.from + place * p.from_batch : nullptr;
+    Word* to = p.to + b * p.to_batch;
+    for (i64 row = i64(blockIdx.y) * kSide; row < p.to_rows; row += i64(gridDim.y) * kSide) {
+      for (i64 column = i64(blockIdx.x) * kSide; column < p.to_columns; column += i64(gridDim.x) * kSide) {
+        if (p.straight) copy(p, from, to, row, column, down);
+        else turn(p, from, to, row, column, down, tile);
+      }
+    }
+  }
+}
