@@ -164,10 +164,11 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
     from ._attention.forward import PLAIN
     from ._attention.forward import Problem as AttentionProblem
     from ._kernels import element_types
+    from ._kernels.card import Card
     from ._products.block_products import SpgemmSimt
     from ._products.call import Problem
-    from ._products.choice import by_rule
     from ._products.gemm_simt import GemmSimt, Spmv
+    from ._products.prepared import compiled_for
 
     index = np.dtype(np.int32)
     columns = 64
@@ -179,7 +180,8 @@ def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
         wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
         names = element_types.types(dtype, dtype, wide, accumulator_dtype(wide), index)
         sides = (_TENSOR_BLOCK, _TENSOR_BLOCK)
-        best = by_rule(Problem(arch, names, *sides, columns, 1, 1, 1, 1, False, "C", "C", True, True)).entry
+        problem = Problem(arch, names, *sides, columns, 1, 1, 1, 1, False, "C", "C", True, True)
+        best = compiled_for(problem, Card(arch, 132)).entry
         if best != entries[1]:
             cast = "to int32, " if wide != dtype else ""
             entries[1] = f"{best} ({cast}blocks of 16 n) or {entries[1]}"

@@ -4,6 +4,7 @@
 // 2 splits it into two parts of tf32, that add up to exactly that number, also for infinity and NaN, for gemm_sm90.
 // Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared memory, in rows of
 // one word more than a tile, so that both sides are free of bank conflicts; all loads of a thread are under way together.
+// Many small matrices are copied word by word, in the order of `to`: what the L1 keeps of a matrix serves its next words.
 // Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
 #include "common/layout.cuh"
 #include "ptx/convert.cuh"
@@ -30,11 +31,14 @@ struct Rearrange {
   i64 batches, rows, columns;          // of `from`
   i64 to_batches, to_rows, to_columns;  // of `to`, which is zero beyond
   i64 part;                            // from a number's first part to its second
-  int straight, lanes;                 // whether both have the same fastest index; the lanes along it, a power of two
+  int way, lanes;                      // see Way; the lanes along the fastest index, a power of two
 };
+// Whether both sides have different fastest indices, the same one, or are many small matrices side by side in `to`.
+enum Way { kTurned, kStraight, kSmall };
+constexpr int kWords = 8;  // words of a thread, of small matrices
 #ifdef REARRANGE_BYTES
 CHECK_LAYOUT(Rearrange, REARRANGE, (from)(to)(places)(from_batch)(from_row)(from_column)(to_batch)(to_row)(to_column)
-             (batches)(rows)(columns)(to_batches)(to_rows)(to_columns)(part)(straight)(lanes))
+             (batches)(rows)(columns)(to_batches)(to_rows)(to_columns)(part)(way)(lanes))
 #endif
 
 // Rounded as for the tensor cores, and cut as they do it: gemm_sm90 reads some numbers without them.
@@ -98,17 +102,39 @@ __device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word*
   }
 }
 
+// Small matrices, word by word.
+__device__ __forceinline__ void copy_small(const Rearrange& p) {
+  const u32 size = u32(p.to_rows * p.to_columns), columns = u32(p.to_columns);
+  const i64 total = p.to_batches * size;
+  for (i64 first = i64(blockIdx.x) * (kThreads * kWords); first < total; first += i64(gridDim.x) * (kThreads * kWords)) {
+    const i64 b = first / size;
+    const u32 begin = u32(first - b * size);
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const u32 word = begin + i * kThreads + threadIdx.x, more = word / size, within = word - more * size;
+      if (b + more >= p.to_batches) continue;
+      const i64 place = p.places == nullptr ? b + more : p.places[b + more];
+      const i64 row = within / columns, column = within % columns;
+      Word found = {};
+      if (u64(place) < u64(p.batches) && row < p.rows && column < p.columns)
+        found = p.from[place * p.from_batch + row * p.from_row + column * p.from_column];
+      write(p, p.to + (b + more) * p.to_batch + row * p.to_row + column * p.to_column, found);
+    }
+  }
+}
+
 // Grid: tiles of columns, tiles of rows, batches. CTAs go on where the grid ends.
 extern "C" __global__ void __launch_bounds__(kThreads) rearrange(const __grid_constant__ Rearrange p) {
   __shared__ Word tile[kSide * kPitch];
-  const bool down = p.straight ? p.to_row < p.to_column : p.to_row > p.to_column;
+  if (p.way == kSmall) return copy_small(p);
+  const bool down = p.way == kStraight ? p.to_row < p.to_column : p.to_row > p.to_column;
   for (i64 b = blockIdx.z; b < p.to_batches; b += gridDim.z) {
     const i64 place = p.places == nullptr ? b : p.places[b];
     const Word* from = u64(place) < u64(p.batches) ? p.from + place * p.from_batch : nullptr;
     Word* to = p.to + b * p.to_batch;
     for (i64 row = i64(blockIdx.y) * kSide; row < p.to_rows; row += i64(gridDim.y) * kSide) {
       for (i64 column = i64(blockIdx.x) * kSide; column < p.to_columns; column += i64(gridDim.x) * kSide) {
-        if (p.straight) copy(p, from, to, row, column, down);
+        if (p.way == kStraight) copy(p, from, to, row, column, down);
         else turn(p, from, to, row, column, down, tile);
       }
     }

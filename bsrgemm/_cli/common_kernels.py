@@ -18,9 +18,10 @@ from .._attention.forward import PLAIN
 from .._attention.forward import Problem as AttentionProblem
 from .._backend.array_kernels import Expand, segment, vector_steps_of
 from .._kernels import element_types
+from .._kernels.card import Card
 from .._products.call import Problem
 from .._products.lists import RowMatching, WorkListKernel
-from .._products.prepared import compiled_for
+from .._products.prepared import Rearrange, compiled_for
 from .._products.spgemm_pattern import SpgemmPattern
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 
@@ -45,6 +46,7 @@ def common_kernels(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
     index = element_types.element(_INDEX)
     yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
     yield from map(RowMatching, ("overlaps", "match_rows"))
+    yield from Rearrange.every(())
     yield from (SpgemmPattern(entry, index) for entry in SpgemmPattern.entries)
     for dtype in dtypes:
         yield segment(dtype, "add", 1, 1)
@@ -60,7 +62,8 @@ def _products(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:
         rows = max(64, all_rows // side)
         for columns in _COLUMNS:
             counts = (rows, rows, rows * min(_ROW, rows // 4))
-            yield from compiled_for(Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True))
+            problem = Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True)
+            yield compiled_for(problem, Card(arch, 132))
 
 
 def _attention(arch: str, dtype: np.dtype[Any]) -> Iterator[Any]:

@@ -21,8 +21,8 @@ class Card:
     #: the most shared memory that a CTA can request
     shared_bytes: int = 227 << 10
     #: bytes per second from memory, and cycles per second
-    bandwidth: float = 4.2e12
-    clock: float = 1.7e9
+    bandwidth: float = 4.8e12
+    clock: float = 1.98e9
 
     @property
     def shared_kb(self) -> int:

@@ -45,7 +45,7 @@ REARRANGE = Struct(
         *fields("P", "from to places"),
         *fields("q", "from_batch from_row from_column to_batch to_row to_column"),
         *fields("q", "batches rows columns to_batches to_rows to_columns part"),
-        *fields("i", "straight lanes"),
+        *fields("i", "way lanes"),
     ),
 )
 

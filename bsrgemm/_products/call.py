@@ -85,6 +85,8 @@ class Problem:
     parts: int = 1
     #: elements from one line of a block to the next in a copy of the blocks; 0 for blocks as they are stored
     line: int = 0
+    #: whether the matrix is a copy of a transpose, which was not stored by rows
+    turned: bool = False
 
     @property
     def lines(self) -> int:

@@ -8,13 +8,12 @@ row: a block row is cut into row tiles of equal height, and one tile of a tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._kernels import element_types, tensor_map
 from .._kernels.card import Card, tensor_arch
-from .._kernels.element_types import BYTES
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch, Map, Scratch
 from .._kernels.structs import TENSOR_MAP_BYTES, Struct
@@ -34,32 +33,23 @@ SCRATCH = ("counters", "partial", "arrived")
 _TENSOR_COLUMNS, _LARGE = 16, 1 << 20
 #: The number of block rows that warps may look at after the last one: three steps of the largest grid.
 _ROWS_AHEAD = 2**20
-#: Seconds between the call of a kernel on an idle card and its first instruction, and from its last one to the next.
-LAUNCH = 3e-6
 
 
 class Dense(Kernel):
     """A kernel of ``A @ B``, whose argument is a `Product` or has one in it."""
 
-    #: the share that it reaches of the bandwidth of memory, and of the operations of a cycle
-    reached: tuple[float, float] = (0.8, 0.6)
     #: whether it reads blocks whose lines are longer than a block (`Problem.line`)
     reads_lines = False
+    #: the numbers of `seconds`
+    costs: ClassVar[dict[str, float]] = {}
 
     def seconds(self, problem: Problem, card: Card) -> float:
-        """What a product will take: a launch, and what bytes and operations need, whichever is more."""
-        bandwidth, operations = self.reached
-        names, columns = problem.types, problem.N * problem.batches
-        stored = problem.blocks * problem.R * problem.K
-        moved = stored * BYTES[names.a] + problem.blocks * BYTES[names.index]
-        moved += problem.block_cols * problem.K * columns * BYTES[names.b]
-        moved += problem.block_rows * problem.R * columns * BYTES[names.c]
-        rate = self.operations(problem) * card.multiprocessors * card.clock * operations
-        return LAUNCH + max(moved / (card.bandwidth * bandwidth), 2 * stored * columns / rate)
+        """What a product will take from the call of the kernel to the next one on the stream."""
+        return 1e-6 * self.microseconds(problem, card, self.costs)
 
-    def operations(self, problem: Problem) -> float:
-        """Additions and multiplications for each cycle of a multiprocessor: those of the CUDA cores."""
-        return 64.0 if BYTES[problem.types.acc] > 4 else 256.0
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """The same in microseconds, with the numbers of `costs`."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no time")
 
     def fields_of(self, call: Kind, index: Sequence[Any] = (None, None, None)) -> dict[str, Any]:
         """The fields of `Product`, with zeros for what differs between calls of this kind."""
@@ -153,11 +143,6 @@ class Tiled(Dense):
     def column_tiles(self, problem: Problem) -> int:
         """Tiles of columns of all batches."""
         return -(-problem.N // self.tile_n) * problem.batches
-
-    def operations(self, problem: Problem) -> float:
-        """Those of Hopper's tensor cores in float16, float32 by tf32, float64; half of it by `mma.sync`."""
-        most = {1: 16384.0, 2: 8192.0, 4: 4096.0, 8: 512.0}[BYTES[problem.types.a]]
-        return most if self.needs == "sm_90a" else most / 2
 
 
 def schedule(groups: Groups, items: Items) -> bytearray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from .._kernels.launch import Launch
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 from . import arguments
 from .call import Problem
+from .costs import REGISTERS, from_l2, memory, missed, operand_bytes, overlapped, rows_of, speed, width, work
 from .dense import ByRows, ceil_power_of_two, floor_power_of_two
 from .gemm_sm90 import FEW_TILES
 from .operand import Kind
@@ -45,7 +46,13 @@ class GemmSimt(ByRows, source="gemm_simt.cu", argument=arguments.product):
     a_transposed: bool = False
 
     threads, shared_bytes = 128, 0
-    reached = (0.4, 0.3)
+
+    costs: ClassVar = {
+        "memory": 4.24, "t0": 11.7, "l0": 14.7, "l_F": 1.59, "miss": 25.4, "l_b": 0.44, "l_a": 5.54, "l_f": 4.48,
+        "l_blk": 374.0, "l_T": 1.32, "i_blk": 26.1, "i_a": 0.0774, "i_b_h": 0.101, "i_b_s": 1.48, "i_b_d": 4.44,
+        "i_b_i": 0.0354, "i_bF_h": 7.33, "i_bF_s": 10.9, "i_bF_d": 16.3, "i_bF_i": 7.0, "i_f_h": 0.879,
+        "i_f_s": 0.725, "i_f_d": 0.00902, "i_f_i": 0.811, "l2": 0.0375,
+    }  # fmt: skip
 
     @classmethod
     def serves(cls, problem: Problem) -> bool:
@@ -81,6 +88,30 @@ class GemmSimt(ByRows, source="gemm_simt.cu", argument=arguments.product):
     def rare(self) -> bool:
         return self.types.index == "i64"
 
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """A thread has rows x cols sums, and each k waits for its loads: the chain is the longest row times K."""
+        p, of, kind, size = problem, rows_of(problem), width(problem), BYTES[problem.types.a]
+        across, per_cta = p.b_order == "F", self.threads // self.lanes
+        ctas = -(-p.block_rows * p.batches // per_cta) * -(-p.N // (self.lanes * self.cols)) * -(-p.R // self.rows)
+        sums, wide = self.rows * self.cols, 2 if kind == "d" else 1
+        resident = max(2, min(16, REGISTERS // (128 * (48 + int(1.3 * sums * wide * work(p))))))
+        rounds = max(1.0, ctas / (card.multiprocessors * resident))
+        each = (
+            x["l0"] * (x["l_F"] if across else 1)
+            + x["l_b"] * self.cols
+            + x["l_a"] * self.rows
+            + x["l_f"] * sums * work(p)
+        )
+        chain = (of.longest + (rounds - 1) * of.mean) * (x["l_blk"] + p.K * each * (x["l_T"] if p.transposed else 1))
+        load = x[("i_bF_" if across else "i_b_") + kind]
+        issued = x["i_blk"] + p.K * (x["i_a"] * self.rows + load * self.cols + x["i_f_" + kind] * sums * work(p))
+        issue = of.mean * issued * -(-ctas // card.multiprocessors) * 4
+        lines = min(resident, max(1, ctas / card.multiprocessors)) * 4 * min(p.N, 32 * self.cols)
+        miss = missed(lines) if across else 0.0
+        l2 = ctas * per_cta * of.mean * p.K * self.lanes * self.cols * (size + 32 * x["miss"] * miss)
+        busy = overlapped(chain / 1e3, issue / 1e3) / speed(card)
+        return x["t0"] + overlapped(busy, x["l2"] * from_l2(card, l2), x["memory"] * memory(card, *operand_bytes(p)))
+
     def grid(self, problem: Problem, card: Card) -> tuple[int, int, int]:
         """Block rows (of all batches) along x, columns of B along y, rows of a block along z.
 
@@ -108,7 +139,10 @@ class Spmv(ByRows, source="spmv.cu", argument=arguments.product):
     vector: int = 1
 
     threads, shared_bytes = 128, 0
-    reached = (0.7, 0.3)
+
+    costs: ClassVar = {
+        "t0": 9.0, "half": 1.0, "l_blk": 73.0, "l_k": 86.0,
+    }  # fmt: skip
 
     @classmethod
     def serves(cls, problem: Problem) -> bool:
@@ -158,6 +192,12 @@ class Spmv(ByRows, source="spmv.cu", argument=arguments.product):
     def rare(self) -> bool:
         return self.types.index == "i64"
 
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """The longest row is walked by some lanes, and all of A is read."""
+        each = x["l_blk"] + problem.K * min(self.rows, problem.R) / self.lanes / self.vector * x["l_k"] * work(problem)
+        chain = rows_of(problem).longest * each * (x["half"] if width(problem) == "h" else 1) / 1e3 / speed(card)
+        return x["t0"] + overlapped(chain, memory(card, *operand_bytes(problem)))
+
     def grid(self, problem: Problem, card: Card) -> tuple[int, int]:
         """Block rows along x, the rows of a block along y."""
         block_rows = problem.block_rows * problem.batches
@@ -177,9 +217,17 @@ class GemmFew(ByRows, source="gemm_few.cu", argument=arguments.product, needs="s
     read_ahead: bool = False
 
     rows, most_columns, chunk = 16, 8, 32
-    reached = (0.6, 0.6)
     #: It has 8 warps where it has at most so many tiles of 16 rows: two CTAs for each of 132 multiprocessors.
     _few_tiles = 2 * 2 * FEW_TILES
+
+    costs: ClassVar = {
+        "t0": 5.44, "l_c": 78.7,
+    }  # fmt: skip
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """The warps of a CTA share the longest row."""
+        chain = x["l_c"] * rows_of(problem).longest * problem.K / self.warps / 32 / 1e3 / speed(card)
+        return x["t0"] + chain + memory(card, *operand_bytes(problem))
 
     @property
     def threads(self) -> int:

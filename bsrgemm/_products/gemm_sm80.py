@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .._kernels.card import Card, shared_kb, tensor_arch
 from .._kernels.element_types import BYTES, Types, element
 from .._kernels.launch import Launch
 from . import arguments
 from .call import Problem
+from .costs import from_l2, memory, operand_bytes, overlapped, rows_of, speed
 from .dense import Tiled, schedule, tensor_cores_serve
 from .operand import Kind
 
@@ -53,6 +55,13 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
 
     reads_lines = True
 
+    costs: ClassVar = {
+        "t0": 10.3, "lat_h": 580.0, "lat_s": 695.0, "lat_t": 775.0, "lat_d": 525.0, "lat_i": 548.0, "lat_n": 69.6,
+        "rate_h": 1.34, "rate_s": 0.205, "rate_t": 0.572, "rate_d": 0.184, "rate_i": 2.31, "union": 0.207, "T": 0.806,
+        "F": 0.938, "ragged_h": 1.19, "ragged_s": 1.05, "ragged_t": 1.04, "ragged_d": 1.06, "ragged_i": 1.53,
+        "l2": 1.12,
+    }  # fmt: skip
+
     @property
     def shared_bytes(self) -> int:
         """An upper bound of the size of the kernel's struct Shared, in bytes."""
@@ -65,6 +74,29 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         )
         light = self.threads < 256 or (self.threads == 256 and words <= 64 and self.mma != "MMA_3XTF32")
         return 2 if light and 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """Rounds of tiles, each a chain of steps of 128 bytes along K over the union of the columns of its row tiles."""
+        p, of, size = problem, rows_of(problem), BYTES[problem.types.a]
+        kind = {"MMA_3XTF32": "s", "MMA_TF32": "t", "MMA_F64": "d", "MMA_S8": "i"}.get(self.mma, "h")
+        high, per_row = self.row_tiles * self.row_tile_height, -(-p.R // self.row_tile_height)
+        mean = of.union(-(-self.row_tiles // per_row))
+        longest = min(of.columns, mean * of.longest / max(of.mean, 1e-9))
+        tiles = -(-of.count * per_row // self.row_tiles) * self.column_tiles(p)
+        resident = self.ctas(p.arch)
+        rounds = max(1, math.ceil(tiles / (card.multiprocessors * resident)))
+        together = min(resident, max(1, math.ceil(tiles / card.multiprocessors)))
+        used = 1.0 if self.row_tiles <= per_row else x["union"] + (1 - x["union"]) * of.mean / max(mean, 1e-9)
+        flops = high * self.tile_n * min(-(-p.K // 8) * 8, 128 // size) * used
+        step = overlapped(x["lat_" + kind] + x["lat_n"] * self.tile_n / 128, together * flops / x["rate_" + kind] / 1e3)
+        step *= (
+            (x["T"] if p.transposed else 1)
+            * (x["F"] if self.b_transposed else 1)
+            * (x["ragged_" + kind] if self.ragged else 1)
+        )
+        chain = math.ceil(p.K * size / 128) * (longest + (rounds - 1) * mean) * step / 1e3 / speed(card)
+        l2 = x["l2"] * from_l2(card, tiles * mean * p.K * self.tile_n * size)
+        return x["t0"] + overlapped(chain, l2, memory(card, *operand_bytes(p)))
 
     def runs_on(self, arch: str) -> bool:
         return super().runs_on(arch) and self.shared_bytes <= shared_kb(arch) * 1024

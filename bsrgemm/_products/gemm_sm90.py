@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import arguments
 from .call import Problem
+from .costs import memory, operand_bytes, overlapped, rows_of, speed
 from .dense import SCRATCH, Tiled, map_at, matrix_map, schedule, tensor_cores_serve
 from .operand import Kind
 from .work_list import Share
@@ -104,8 +106,8 @@ class WorkListSm90(Tiled):
         """Return how many column tiles are processed together, for a B of K rows."""
         raise NotImplementedError
 
-    def block_map(self, call: Kind) -> bytes:
-        """The tensor map of A's blocks, which are stacked along their rows; empty if TMA does not read them."""
+    def block_map(self, call: Kind) -> Layout | None:
+        """The tensor map of A's blocks, which are stacked along their rows; None if TMA does not read them."""
         raise NotImplementedError
 
     def operand_maps(self, call: Kind) -> tuple[Layout | None, Layout | None]:
@@ -115,7 +117,25 @@ class WorkListSm90(Tiled):
     def maps(self, call: Kind) -> tuple[Map, ...]:
         """The tensor maps that have an address of a call."""
         of_b, of_c = self.operand_maps(call)
-        return (*map_at(0, of_b), *map_at(1, of_c))
+        blocks = self.block_map(call) if call.copied else None
+        return (*map_at(0, of_b), *map_at(1, of_c), *([] if blocks is None else [Map(2, 0, blocks)]))
+
+    def chain(self, problem: Problem, card: Card, step: float, x: dict[str, float]) -> tuple[float, float, bool]:
+        """The steps of the CTA that has most of them take so long, and what is read of the L2 by all (bytes).
+
+        A step is as long as said for all warpgroups. Groups longer than a fair share are cut, which costs once more.
+        """
+        p, of = problem, rows_of(problem)
+        per_row = -(-p.R // self.row_tile_height)
+        mean = of.union(-(-self.row_tiles // per_row))
+        longest = min(of.columns, mean * of.longest / max(of.mean, 1e-9))
+        tiles = -(-of.count * per_row // self.row_tiles) * self.column_tiles(p)
+        share, least = tiles * mean / card.multiprocessors, 512 / p.K
+        most = longest + (max(1, math.ceil(tiles / card.multiprocessors)) - 1) * mean
+        cut = longest > max(1.15 * share, least) and tiles < 4 * card.multiprocessors
+        entries = max(share, least, most * x["cut_share"]) if cut else most
+        chain = entries * -(-p.K // self.depth) * step / 1e3 / speed(card)
+        return chain, tiles * mean * -(-p.K // 16) * 16 * self.tile_n * BYTES[p.types.b], cut
 
     def prepare(self, call: Kind, card: Card) -> Launch:
         problem, operand, shape = call.problem, call.operand, self.shape_of_groups(call)
@@ -125,9 +145,9 @@ class WorkListSm90(Tiled):
         tiles = groups.count * column_tiles
         # Launch as few CTAs as finish in the same number of rounds; more would only consume power.
         grid = (card.multiprocessors if items.pieces else -(-tiles // -(-tiles // card.multiprocessors)),)
-        layout = arguments.gemm_sm90()
+        layout, blocks = arguments.gemm_sm90(), self.block_map(call)
         more = {
-            "a": self.block_map(call),
+            "a": bytes(TENSOR_MAP_BYTES) if call.copied or blocks is None else blocks.at(operand.pointer),
             "b": bytes(TENSOR_MAP_BYTES),
             "c": bytes(TENSOR_MAP_BYTES),
             "schedule": schedule(groups, items),
@@ -144,9 +164,7 @@ class WorkListSm90(Tiled):
         scratch = Scratch(
             4 * pieces * sums, 2 + 2 * pieces, lambda to, memory, zeros: pointers.write(to, zeros, memory, zeros + 8)
         )
-        return self.launch(
-            call, grid, more=more, maps=self.maps(call), scratch=scratch, holds=(groups, items)
-        )
+        return self.launch(call, grid, more=more, maps=self.maps(call), scratch=scratch, holds=(groups, items))
 
 
 @dataclass(frozen=True)
@@ -181,7 +199,12 @@ class GemmSm90(
     parts: int = 1
 
     threads = 384
-    reached = (0.8, 0.9)
+
+    costs: ClassVar = {
+        "t0": 8.1, "lat": 40.9, "lat_low": 90.9, "rate": 2.67, "rate_f": 1.28, "rate_low": 2.67, "rate_low_f": 1.15,
+        "l2sm": 67.4, "T": 1.28, "T_low": 1.06, "F": 1.32, "pieces": 1.88, "pieces_f": 1.25, "cut": 3.62,
+        "cut_share": 0.222,
+    }  # fmt: skip
 
     @property
     def row_tiles(self) -> int:
@@ -204,6 +227,27 @@ class GemmSm90(
     def shared_bytes(self) -> int:
         """The size of the kernel's struct Shared plus its alignment: at most 230,912 of the 232,448 bytes of a CTA."""
         return 1024 + self.stages * 128 * (self.tile_m + self.parts * self.tile_n) + 16 * 2048 + 512
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """A warpgroup has half of the rows, and leaves out what none of them has."""
+        p, of, size = problem, rows_of(problem), BYTES[problem.types.a]
+        low = "_low" if self.row_tile_height < 64 else ""
+        mean = of.union(-(-self.tile_m // p.R))
+        own = of.union(-(-self.tile_m // 2 // p.R)) / max(mean, 1e-9) if self.tile_m == 128 and p.R < 128 else 1.0
+        kind = "_f" if size == 4 else ""
+        products = 3 if self.parts == 2 else 1
+        flops = own * self.tile_m * self.tile_n * self.depth * products / x["rate" + low + kind] / 1e3
+        read = self.tile_n * self.depth * size * self.parts / x["l2sm"]
+        step = overlapped(x["lat" + low], flops, read)
+        if low and not self.flat and not self.lines:  # pieces of less than 128 bytes
+            step *= x["pieces" + kind]
+        elif p.transposed:
+            step *= x["T" + low]
+        if self.b_transposed and size == 2:
+            step *= x["F"]
+        chain, _, cut = self.chain(p, card, step, x)
+        a, b, c = operand_bytes(p)
+        return x["t0"] + (x["cut"] if cut else 0) + overlapped(chain, memory(card, a, b * self.parts, c))
 
     def group(self, K: int) -> int:
         """Return how many column tiles are processed together, for a B of K rows.
@@ -337,19 +381,19 @@ class GemmSm90(
                 if row_tile_height == 64:
                     yield replace(config, tile_m=64)
 
-    def block_map(self, call: Kind) -> bytes:
-        """For row tiles of fewer than 64 rows, the blocks are lines of 128 bytes if `flat`; otherwise it is empty."""
+    def block_map(self, call: Kind) -> Layout | None:
+        """For row tiles of fewer than 64 rows, the blocks are lines of 128 bytes if `flat`; otherwise there is none."""
         data, height = call.operand.source[0], self.row_tile_height
         blocks, rows, cols = data.shape
         dims, strides, box = (cols, blocks * rows), (cols * data.itemsize,), (128 // data.itemsize, height)
         if height < 64 and not self.lines:
             if not self.flat:
-                return bytes(TENSOR_MAP_BYTES)
+                return None
             line = 128 // data.itemsize
-            dims, strides, box = (line, data.size // line), (128,), (line, height * self.depth // line)
+            dims, strides, box = (line, blocks * rows * cols // line), (128,), (line, height * self.depth // line)
         elif self.a_transposed:
             box = (64, self.depth)
-        return Layout(tensor_map.dtype_name(data.dtype), dims, strides, box, "128B").at(call.operand.pointer)
+        return Layout(tensor_map.dtype_name(data.dtype), dims, strides, box, "128B")
 
     def operand_maps(self, call: Kind) -> tuple[Layout | None, Layout | None]:
         B, out = call.B, call.out

@@ -5,11 +5,13 @@ Each starts a `Chain`: copies, and the launches that read them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
@@ -24,7 +26,8 @@ from .._kernels.launch import Chain, Launch
 from . import arguments, tuned
 from .call import Lie, Problem, order_of
 from .choice import DENSE, variants
-from .dense import LAUNCH, Dense, ceil_power_of_two
+from .costs import memory
+from .dense import Dense, ceil_power_of_two
 from .operand import Kind, Operand, operand_of
 
 #: The number of columns of a panel is a multiple of this.
@@ -33,6 +36,8 @@ _PANEL_COLUMNS = 256
 _PANEL_BYTES = 256 << 20
 #: Copies together take at most this share of the memory of a card.
 _SHARE = 16
+#: Matrices of at most so many words are copied together.
+_SMALL_WORDS = 2048
 #: Lines of 16 bytes, as TMA and the copies of Ampere read them.
 _LINE = 16
 #: With fewer columns than this, copying complex A and B costs more than the tensor cores save.
@@ -43,6 +48,14 @@ _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
 }
 
 
+class Way(IntEnum):
+    """How words are copied: through tiles, along the fastest index of both sides, or matrix after matrix."""
+
+    TURNED = 0
+    STRAIGHT = 1
+    SMALL = 2
+
+
 @dataclass(frozen=True)
 class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
     """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
@@ -50,7 +63,7 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
     word: int
     parts: int = 0
 
-    threads = 256
+    threads, words = 256, 8
 
     @property
     def side(self) -> int:
@@ -73,32 +86,36 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
         shape, steps = x.shape, [n // size for n in x.strides]
         ends, ways = list(to.shape), [n // size for n in to.strides]
         batches, rows, columns = shape
-        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == (rows * steps[1], rows * ways[1])):
+        row = (rows * steps[1], rows * ways[1])
+        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
             rows, batches, ends = rows * batches, 1, [1, rows * batches, ends[2]]
         across = steps[2] <= steps[1] or columns == 1  # lanes run along the rows of x
         straight = across == (ways[2] <= ways[1])
         fast, slow = (2, 1) if across else (1, 2)
         wide = 1
         if straight and steps[fast] == ways[fast] == 1 and not parts:
-            counts = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow], x.data.ptr // size)
-            wide = math.gcd(_LINE // size, *counts) if x.data.ptr % size == 0 else 1
+            extents = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow])
+            wide = math.gcd(_LINE // size, *extents, x.data.ptr // size, to.data.ptr // size)
             rows, columns = (rows, columns // wide) if across else (rows // wide, columns)
             ends[fast] //= wide
             steps = [n if i == fast else n // wide for i, n in enumerate(steps)]
             ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
-        kernel = cls(size * wide, parts)
+        kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
+        way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
         packed = arguments.REARRANGE.pack(
             **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
             **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
             **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
             batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
-            part=ends[2] * ways[2], straight=straight, lanes=ceil_power_of_two(ends[fast], kernel.side),
+            part=ends[2] * ways[2], way=way, lanes=ceil_power_of_two(ends[fast], kernel.side),
         )  # fmt: skip
         write = arguments.REARRANGE.patch("from", "to").write
-        return Launch(kernel, kernel.grid(*ends), packed, pointers=write, holds=places)
+        return Launch(kernel, kernel.grid(way, *ends), packed, pointers=write, holds=places)
 
-    def grid(self, batches: int, rows: int, columns: int) -> tuple[int, int, int]:
+    def grid(self, way: Way, batches: int, rows: int, columns: int) -> tuple[int, ...]:
         """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
+        if way is Way.SMALL:
+            return (min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))),)
         tiles = [-(-n // self.side) for n in (columns, rows)]
         return min(MAX_GRID_X, tiles[0]), min(MAX_GRID_YZ, tiles[1]), min(MAX_GRID_YZ, batches)
 
@@ -113,7 +130,7 @@ class Preparation(Dense):
 
 @dataclass(frozen=True)
 class Copied(Preparation):
-    """Copy the blocks of A, or B, or both, for a kernel that cannot read them as they lie, or is slower with them.
+    """Copy the blocks of A, or B, or the result, for a kernel that cannot take them as they lie, or is slower with them.
 
     All copies are exact, or rounded as the kernel would round. What they need of memory is allocated for a call. B is
     copied and multiplied in panels of columns if its copy is large.
@@ -126,24 +143,35 @@ class Copied(Preparation):
     order: str = ""
     #: for a copy of float32 by columns: 1 if it is rounded to tf32, 2 for two parts
     parts: int = 0
+    #: whether the result is written row by row elsewhere, and copied to its place
+    result: bool = False
+
+    costs: ClassVar = {
+        "launch": 3.68, "copy": 0.58,
+    }  # fmt: skip
 
     def copied(self, problem: Problem) -> Problem:
         """The product that the kernel computes."""
-        return copied(problem, self.blocks, self.order, self.parts)
+        return copied(problem, self.blocks, self.order, self.parts, self.result)
 
     def seconds(self, problem: Problem, card: Card) -> float:
-        """The kernel, and what the copies read and write."""
-        width = panel_width(problem, self.order, self.parts)
-        if not width:
-            return math.inf
+        """The kernel, and the copies before and after it."""
+        copies = 1e-6 * self.microseconds_of_copies(problem, card, self.costs)
+        return self.kernel.seconds(self.copied(problem), card) + copies
+
+    def microseconds_of_copies(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """A launch for each, and what they read and write; small copies stay in the L2."""
         inner, launches, moved = self.copied(problem), 0, 0
+        panels = -(-problem.N // panel_width(problem, self.order, self.parts))
         if self.blocks:
             launches, moved = 1, problem.blocks * problem.R * (problem.K + inner.lines) * BYTES[problem.types.a]
         if self.order:
-            launches += -(-problem.N // width)
             elements = problem.N * problem.batches * problem.block_cols * problem.K
-            moved += elements * BYTES[problem.types.b] * (1 + max(1, self.parts))
-        return self.kernel.seconds(inner, card) + launches * LAUNCH + moved / (0.8 * card.bandwidth)
+            launches, moved = launches + panels, moved + elements * BYTES[problem.types.b] * (1 + max(1, self.parts))
+        if self.result:
+            elements = problem.N * problem.batches * problem.block_rows * problem.R
+            launches, moved = launches + panels, moved + 2 * elements * BYTES[problem.types.c]
+        return launches * x["launch"] + memory(card, moved) / x["copy"]
 
     def prepare(self, call: Kind, card: Card) -> Chain:
         problem, inner, operand = call.problem, self.copied(call.problem), call.operand
@@ -164,10 +192,19 @@ class Copied(Preparation):
                 if first == 0:
                     rooms.append(((to.size * max(1, self.parts),), B.dtype))
                 B = to
+            copy_c = None
+            if self.result:
+                written = _lie_of_copy(out, "C", 0)
+                copy_c = Rearrange.copying(
+                    _batch(written), _batch(Lie(out.dtype, out.shape, out.strides, out.data.ptr))
+                )
+                if first == 0:
+                    rooms.append(((written.size,), out.dtype))
+                out = written
             kind = replace(inner, N=n, c_order=order_of(out))
             kernel = self.kernel if n == problem.N else type(self.kernel).best(kind)
             launch = kernel.prepare(Kind(kind, operand, B, out, bool(self.blocks)), card)
-            steps.append(_Panel(first, n, copy_b, launch, bool(self.blocks)))
+            steps.append(_Panel(first, n, bool(self.blocks), copy_b, launch, copy_c))
         # Without memory for the copies, the product takes the operands themselves, and the next call tries again.
         return Chain(steps, rooms, otherwise=lambda: choose(problem, card, copies=False).prepare(call, card))
 
@@ -192,17 +229,22 @@ class _Panel:
 
     first: int
     count: int
-    copy: Launch | None
-    launch: Any
     blocks: bool
+    copy_b: Launch | None
+    launch: Any
+    copy_c: Launch | None
 
     def __call__(self, arrays: Any, *numbers: Any) -> None:
         B, out, *rooms = arrays
         B, out = _columns(B, self.first, self.count), _columns(out, self.first, self.count)
-        if self.copy is not None:
-            self.copy.start((B, rooms[-1]))
-            B = rooms[-1]
-        self.launch.start((B, out, rooms[0]) if self.blocks else (B, out), *numbers)
+        data = rooms[:1] if self.blocks else []
+        if self.copy_b is not None:
+            self.copy_b.start((B, rooms[len(data)]))
+            B = rooms[len(data)]
+        written = out if self.copy_c is None else rooms[-1]
+        self.launch.start((B, written, *data), *numbers)
+        if self.copy_c is not None:
+            self.copy_c.start((written, out))
 
 
 @dataclass(slots=True)
@@ -295,24 +337,35 @@ class RealViews(Preparation):
 
 def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
     """Yield everything that can compute a product: kernels as they are, and kernels with copies of their operands."""
-    for blocks in _copies_of_blocks(problem) if copies else ("",):
-        for order, parts in _copies_of_B(problem) if copies else (("", 0),):
-            if not panel_width(problem, order, parts):
+    if not copies:
+        yield from (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
+        return
+    results = (
+        (False, True)
+        if problem.c_order != "C" and problem.overwrite and problem.N * BYTES[problem.types.c] >= _LINE
+        else (False,)
+    )
+    for blocks, (order, parts), result in itertools.product(_copies_of_blocks(problem), _copies_of_B(problem), results):
+        if not panel_width(problem, order, parts):
+            continue
+        inner = copied(problem, blocks, order, parts, result)
+        for kernel in DENSE:
+            if (inner.line and not kernel.reads_lines) or not kernel.serves(inner):
                 continue
-            inner = copied(problem, blocks, order, parts)
-            for kernel in DENSE:
-                if (inner.line and not kernel.reads_lines) or not kernel.serves(inner):
-                    continue
-                yield Copied(kernel.best(inner), blocks, order, parts) if blocks or order else kernel.best(inner)
+            best = kernel.best(inner)
+            yield Copied(best, blocks, order, parts, result) if blocks or order or result else best
 
 
-def copied(problem: Problem, blocks: str, order: str, parts: int) -> Problem:
+def copied(problem: Problem, blocks: str, order: str, parts: int, result: bool = False) -> Problem:
     """The product with copies of operands (see `Copied`)."""
     if blocks:
         stored = replace(problem, transposed=problem.transposed and blocks != "turned", line=0)
         line = _whole_lines(stored.lines, BYTES[problem.types.a])
-        problem = replace(stored, line=0 if line == stored.lines else line, aligned=True)
-    return replace(problem, b_order=order, parts=max(1, parts)) if order else problem
+        line = 0 if line == stored.lines else line
+        problem = replace(stored, line=line, aligned=True, turned=blocks == "turned")
+    if order:
+        problem = replace(problem, b_order=order, parts=max(1, parts))
+    return replace(problem, c_order="C") if result else problem
 
 
 def _copies_of_blocks(problem: Problem) -> Iterator[str]:
@@ -325,7 +378,7 @@ def _copies_of_blocks(problem: Problem) -> Iterator[str]:
 
 def _copies_of_B(problem: Problem) -> Iterator[tuple[str, int]]:
     yield "", 0
-    if problem.N == 1:
+    if problem.N * BYTES[problem.types.b] < _LINE:  # most of the lines of a copy would be empty
         return
     if problem.b_order != "C" and problem.types.a != "e4m3":
         yield "C", 0
@@ -376,10 +429,10 @@ def _batch(x: Any) -> Any:
     return Lie(x.dtype, (1, *x.shape), (x.strides[0] * x.shape[0], *x.strides), x.data.ptr)
 
 
-def compiled_for(problem: Problem, card: Card) -> tuple[Kernel, ...]:
-    """Return the kernel that multiplies; its copies are compiled with everything."""
-    found = choose(problem, card)
-    return (found.kernel if isinstance(found, Copied) else found,)
+def compiled_for(problem: Problem, card: Card) -> Dense:
+    """Return the kernel that multiplies where nothing is forced or tuned; those that copy are few."""
+    found = _fastest(problem, card, True)
+    return found.kernel if isinstance(found, Copied) else found
 
 
 def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:

@@ -6,10 +6,11 @@ The rules were fitted to measurements on an H200. "In flight" are values that a 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from .._kernels.element_types import BYTES, Types, number
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from . import arguments
 from .call import Problem
+from .costs import from_l2, memory, missed, operand_bytes, overlapped, rows_of, speed, width, work
 from .dense import ByRows, ceil_power_of_two, copied_in_pieces
 from .gemm_simt import INDEX, names_of
 from .spmv_small import FEW_COLUMNS, MOST_SMALL, SHAPES
@@ -60,9 +62,15 @@ class Spmm(ByRows, source="spmm.cu", argument=arguments.product):
     chunk: int = 0
     threads: int = 128
 
-    reached = (0.8, 0.3)
     #: kStages of the kernel: number of chunks that a warp holds in shared memory
     stages = 2
+
+    costs: ClassVar = {
+        "memory": 2.54, "t0": 14.5, "t0_staged": 4.61, "miss": 9.91, "l_blk": 3.99, "l_staged": 144.0, "l_k": 71.3,
+        "l_kF": 27.5, "l_f_h": 1.52, "l_f_s": 1.2, "l_f_d": 3.1, "l_f_i": 1.95, "l_T": 1.22, "i_blk": 11.1,
+        "i_b": 0.105, "i_bF": 5.33, "i_a": 0.671, "i_a_staged": 0.104, "i_f_h": 0.149, "i_f_s": 0.169, "i_f_d": 0.012,
+        "i_f_i": 0.0659, "l2": 0.435, "l2_staged": 1.15,
+    }  # fmt: skip
 
     @property
     def staged(self) -> bool:
@@ -86,6 +94,37 @@ class Spmm(ByRows, source="spmm.cu", argument=arguments.product):
         if not self.staged:
             return min(MAX_GRID_X, -(-block_rows * batches // warps)), tiles
         return min(self.ctas * card.multiprocessors, -(-block_rows // warps)), tiles, min(MAX_GRID_YZ, batches)
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """A warp has a block row, whose blocks its groups of lanes share, and lanes * width columns."""
+        p, of, kind, size = problem, rows_of(problem), width(problem), BYTES[problem.types.a]
+        across, share = p.b_order == "F", 32 // self.lanes
+        turns, fma = -(-p.N // (self.lanes * self.width)), p.R * p.K * self.width * work(p)
+        warps, resident = p.block_rows * p.batches * turns, self.threads // 32 * self.ctas
+        rounds = max(1.0, warps / (card.multiprocessors * resident))
+        each = x["l_staged" if self.staged else "l_blk"] / self.together + x["l_f_" + kind] * fma
+        each += p.K * (x["l_k"] + (x["l_kF"] if across else 0.0))
+        chain = (
+            (math.ceil(of.longest / share) + (rounds - 1) * of.mean / share) * each * (x["l_T"] if p.transposed else 1)
+        )
+        load = x["i_bF" if across else "i_b"] * p.K * self.width * max(1, size // 4)
+        read = x["i_a_staged" if self.staged else "i_a"] * p.R * p.K * max(1, size // 4)
+        issue = (
+            math.ceil(warps / card.multiprocessors / 4)
+            * 4
+            * of.mean
+            / share
+            * (x["i_blk"] + load + read + x["i_f_" + kind] * fma)
+        )
+        lines = min(resident, max(1, warps / card.multiprocessors)) * self.lanes * self.width * share
+        miss = 32 * x["miss"] * missed(lines) if across else 0.0
+        a, b, c = operand_bytes(p)
+        again = turns if a > card.l2_bytes else 1
+        busy = overlapped(chain / 1e3, issue / 1e3) / speed(card)
+        l2 = x["l2_staged" if self.staged else "l2"] * from_l2(card, p.blocks * p.K * p.N * p.batches * (size + miss))
+        return x["t0_staged" if self.staged else "t0"] + overlapped(
+            busy, l2, x["memory"] * memory(card, a * again, b, c)
+        )
 
     def runs_on(self, arch: str) -> bool:
         staged = tensor_arch(arch) and self.shared_bytes <= shared_kb(arch) * 1024
@@ -132,7 +171,31 @@ class SpmmF64(ByRows, source="spmm_f64.cu", argument=arguments.product("f64"), n
 
     threads, shared_bytes = 128, 0
     acc = "f64"
-    reached = (0.8, 0.5)
+
+    costs: ClassVar = {
+        "t0": 17.3, "l_blk": 98.1, "l_g": 71.0, "l_m": 12.7, "i_blk": 0.403, "i_s": 5.38, "i_m": 2.3, "l2": 0.896,
+    }  # fmt: skip
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """A warp has 8 or 16 rows of a block row and 16 * pairs columns; steps of 4 along K, some of them together."""
+        p, of = problem, rows_of(problem)
+        high = min(self.tiles, -(-p.R // 8))
+        parts, steps, products = -(-p.R // (8 * high)), math.ceil(p.K / 4), high * 2 * self.pairs
+        turns = -(-p.N // (16 * self.pairs))
+        warps = p.block_rows * p.batches * parts * turns
+        rounds = max(1.0, warps / (card.multiprocessors * 4 * self.ctas))
+        each = x["l_blk"] + math.ceil(steps / self.together) * x["l_g"] + steps * products * x["l_m"]
+        chain = (of.longest + (rounds - 1) * of.mean) * each
+        issue = (
+            math.ceil(warps / card.multiprocessors / 4)
+            * 4
+            * of.mean
+            * (x["i_blk"] + steps * (x["i_s"] + x["i_m"] * products))
+        )
+        busy = overlapped(chain / 1e3, issue / 1e3) / speed(card)
+        a, b, c = operand_bytes(p)
+        l2 = x["l2"] * from_l2(card, p.blocks * p.K * p.N * p.batches * 8 * parts)
+        return x["t0"] + overlapped(busy, l2, memory(card, a * (turns if a > card.l2_bytes else 1), b, c))
 
     def grid(self, problem: Problem, card: Card) -> tuple[int, int, int]:
         """Block rows or parts of them, a warp each, along x; column tiles along y; batches along z."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from .._kernels import element_types
 from .._kernels.card import Card
@@ -19,6 +19,7 @@ from .._kernels.jit import MAX_GRID_X
 from .._kernels.launch import Launch, Scratch
 from . import arguments
 from .call import Problem
+from .costs import memory, operand_bytes, overlapped, rows_of, speed
 from .dense import Dense, address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .operand import Kind
@@ -78,7 +79,10 @@ class SpmvSmall(
     #: kLong of the kernel: a block row with more blocks than this is cut into pieces, of so many blocks each
     long, piece = 256, 512
     shared_bytes = 0
-    reached = (0.9, 0.3)
+
+    costs: ClassVar = {
+        "t0": 7.2, "l_small": 1.0,
+    }  # fmt: skip
 
     def grid(self, problem: Problem, card: Card) -> tuple[int]:
         """The CTAs for all block rows.
@@ -91,6 +95,11 @@ class SpmvSmall(
             return (max(1, min(-(-block_rows // (32 // self.lanes)), self.ctas * card.multiprocessors)),)
         rows = self.threads // self.lanes * self.rows_together
         return (max(1, min(MAX_GRID_X // 2, -(-block_rows // rows))),)
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """Some lanes share a row; rows of usual length are hidden by the reading of A."""
+        chain = rows_of(problem).longest / self.lanes * x["l_small"] * problem.R / 1e3 / speed(card)
+        return x["t0"] + overlapped(chain, memory(card, *operand_bytes(problem)))
 
     @classmethod
     def serves(cls, problem: Problem) -> bool:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .._kernels import tensor_map
+from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types, element
 from .._kernels.kernel import host
-from .._kernels.launch import Map
-from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import arguments
 from .call import Problem
+from .costs import from_l2, memory, operand_bytes, overlapped, rows_of
 from .dense import matrix_map, tensor_cores_serve
 from .gemm_sm90 import WorkListSm90, column_tiles_of
 from .operand import Kind
 
 #: Height of a row tile -> (row tiles of a tile, columns of a tile, columns of A per step at most, slabs of C in shared
-#: memory): for wide tiles, and for narrow ones. Registers hold 192 sums of a thread. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at
+#: memory): for wide tiles, and for narrow ones. Registers hold 192 sums of a thread, and the work
+#: list has groups of 1, 2, 4 or 8 row tiles. On an H200, with blocks of 96 x 96, 160 x 160, 80 x 80 and 48 x 80 at
 #: density 0.22, n = 8160 and 8192 columns, wide tiles reach 0.85, 0.89, 0.75 and 0.57 of dense cuBLAS, and narrow ones
 #: 0.73, 0.89, 0.62 and 0.50; gemm_sm90 reaches 0.46, 0.49, 0.40 and 0.37.
 _TILES = {
@@ -36,9 +37,9 @@ _TILES = {
     56: ((2, 384, 32, 1), (2, 256, 48, 2)),
     48: ((2, 512, 32, 1), (2, 256, 48, 2)),
     40: ((2, 512, 32, 1), (2, 256, 48, 2)),
-    32: ((3, 512, 32, 1), (3, 256, 48, 2)),
-    24: ((4, 512, 32, 1), (4, 256, 48, 2)),
-    16: ((6, 512, 32, 1), (6, 256, 48, 2)),
+    32: ((2, 512, 32, 1), (2, 256, 48, 2)),
+    24: ((4, 384, 32, 1), (4, 256, 48, 2)),
+    16: ((4, 512, 32, 1), (8, 256, 48, 2)),
     8: ((8, 512, 32, 1), (8, 256, 48, 2)),
 }
 #: Bytes of shared memory that a CTA can have on Hopper.
@@ -77,10 +78,14 @@ class GemmTurnedSm90(
     section: int = host(1024)
 
     threads = 384
-    reached = (0.8, 0.9)
     reads_lines = True
     #: the row tile heights for which the kernel is compiled
     heights = tuple(_TILES)
+
+    costs: ClassVar = {
+        "t0": 6.6, "lat": 683.0, "rate": 7.37, "rows": 3.81, "l2sm": 228.0, "l2": 0.235, "cut": 8.26,
+        "cut_share": 0.262,
+    }  # fmt: skip
 
     @property
     def tile_m(self) -> int:
@@ -110,6 +115,22 @@ class GemmTurnedSm90(
     def shared_bytes(self) -> int:
         """The size of the kernel's struct Shared plus its alignment."""
         return self.stages * self._stage_bytes + self._other_bytes
+
+    def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+        """All warpgroups multiply all row tiles that have a block; panels of B come from the L2."""
+        p, of = problem, rows_of(problem)
+        per_row = -(-p.R // self.row_tile_height)
+        used = (
+            self.row_tiles * of.mean / max(of.union(-(-self.row_tiles // per_row)), 1e-9)
+            if self.row_tiles > per_row
+            else self.row_tiles
+        )
+        depth = min(self.depth, -(-p.K // 16) * 16)
+        flops = used * (self.row_tile_height + x["rows"]) * self.tile_n * depth / x["rate"] / 1e3
+        step = overlapped(x["lat"], flops, self.tile_n * depth * 2 / x["l2sm"])
+        chain, read, cut = self.chain(p, card, step, x)
+        both = overlapped(chain, x["l2"] * from_l2(card, read), memory(card, *operand_bytes(p)))
+        return x["t0"] + (x["cut"] if cut else 0) + both
 
     def group(self, K: int) -> int:
         """Return how many column tiles are processed together, for a B of K rows (see `GemmSm90.group`)."""
@@ -161,14 +182,7 @@ class GemmTurnedSm90(
         depth = min(most, deep)
         return cls(names, height, row_tiles, tile_n, depth, deep % depth, whole_slabs, rooms, cut)
 
-    def block_map(self, call: Kind) -> bytes:
-        return bytes(TENSOR_MAP_BYTES) if call.copied else self.layout_of_blocks(call).at(call.operand.pointer)
-
-    def maps(self, call: Kind) -> tuple[Map, ...]:
-        return (*super().maps(call), *([Map(2, 0, self.layout_of_blocks(call))] if call.copied else []))
-
-    def layout_of_blocks(self, call: Kind) -> Layout:
-        """The tensor map of A's blocks, wherever they lie."""
+    def block_map(self, call: Kind) -> Layout:
         data, problem = call.operand.source[0], call.problem
         blocks, rows, cols = data.shape
         box, pitch = (self.line // data.itemsize, self.row_tile_height), problem.lines * data.itemsize
@@ -177,7 +191,9 @@ class GemmTurnedSm90(
     def operand_maps(self, call: Kind) -> tuple[Layout, Layout]:
         box, height = (64, 16, self.tile_n // 64 if self.wide else 1), self.row_tile_height
         if not self.cut:
-            return matrix_map(call.B, False, box, "128B", self.wide), matrix_map(call.out, False, (64, height, 1), "128B")
+            return matrix_map(call.B, False, box, "128B", self.wide), matrix_map(
+                call.out, False, (64, height, 1), "128B"
+            )
         B, out, problem = call.B, call.out, call.problem
         return (
             panels_map(B, problem.K, box, self.wide),

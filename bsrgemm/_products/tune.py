@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._array.base import BsrBase, no_bsr
-from .._kernels import forced_kernel
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
-from .call import Problem, ProductCall
+from .call import ProductCall
 
 if TYPE_CHECKING:
     from .dense import Dense
@@ -24,8 +23,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     """Measure every kernel that can multiply `A` by N columns, and store the fastest one for this card.
 
     Later products use the stored kernel, in this process and in others, if they have the same sizes, dtypes and number
-    of blocks, row-major operands whose rows start at multiples of 16 bytes, and `beta` 0. For all other products, fixed
-    rules choose the kernel.
+    of blocks, row-major operands whose rows start at multiples of 16 bytes, and `beta` 0. For all other products, the
+    kernel with the shortest predicted time is chosen.
 
     Parameters
     ----------
@@ -58,9 +57,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     -----
     The right-hand side is filled with random numbers. Each kernel is compiled if necessary, run a few times to warm up
     and timed 10 times with the L2 cache flushed before each run. The call waits for the GPU, and it needs memory for
-    the right-hand side, the result and 512 MiB of data that flush the cache. Where the fixed rules would copy the
-    right-hand side column by column, that way is measured too; if it is the fastest, nothing is stored, and the rules
-    choose it again.
+    the right-hand side, the result and 512 MiB of data that flush the cache. Where an operand would be copied, that way
+    is measured too; if it is the fastest, nothing is stored, and it is chosen again.
 
     Examples
     --------
@@ -90,7 +88,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     from .choice import variants
     from .cuda import prepared_for
     from .operand import operand_of, problem_of
-    from .prepared import ByColumns
+    from .prepared import Copied, choose
     from .tuned import keep
 
     rng = cupy.random.default_rng(0)
@@ -103,23 +101,25 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
     problem = problem_of(operand, call)
     tried: list[Dense] = list(variants(problem))
-    if forced_kernel.name is None and ByColumns.serves(problem):
-        tried.insert(0, ByColumns.best(problem))
+    keep(problem, None)
+    predicted = choose(problem, card())
+    if predicted not in tried:
+        tried.insert(0, predicted)
     times: list[tuple[Dense, float]] = []
     for kernel in tried:
         launch = prepared_for(replace(call, kernel=kernel))
         times.append((kernel, time_gpu(partial(launch.start, (B, out), 1, 0), _REPEATS)))
     times.sort(key=lambda pair: pair[1])
     fastest = times[0][0]
-    keep(problem, None if isinstance(fastest, ByColumns) else fastest)
+    keep(problem, None if isinstance(fastest, Copied) else fastest)
     operand.calls.clear()
-    return [(_named(kernel, problem), seconds) for kernel, seconds in times]
+    return [(_named(kernel), seconds) for kernel, seconds in times]
 
 
-def _named(kernel: Dense, problem: Problem) -> str:
+def _named(kernel: Dense) -> str:
     """What a kernel is called in the result of `tune`: everything that is compiled for it."""
-    from .prepared import ByColumns
+    from .prepared import Copied
 
-    if isinstance(kernel, ByColumns):
-        return f"{kernel.copy.spec()} and {kernel.inner(problem).spec()}"
+    if isinstance(kernel, Copied):
+        return f"{kernel.kernel.spec()} with copies"
     return str(kernel.spec())

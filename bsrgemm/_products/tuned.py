@@ -56,8 +56,8 @@ def signature(problem: Problem) -> str:
 
     Copies of operands are others, for which `tune` does not measure: no kernel is stored for them.
     """
-    *rest, parts, line = astuple(problem)
-    return " ".join(map(str, rest if (parts, line) == (1, 0) else (*rest, parts, line)))
+    *rest, parts, line, turned = astuple(problem)
+    return " ".join(map(str, rest if (parts, line, turned) == (1, 0, False) else (*rest, parts, line, turned)))
 
 
 def _described(kernel: Dense) -> dict[str, Any]:

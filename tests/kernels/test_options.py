@@ -66,8 +66,13 @@ def every_option(device: Device, case: Case, chosen: Any, rng: np.random.Generat
             (F64, (50, 7), 17, -1, "C", True, 2),
             (F64, (3, 3), 130, 0, "F16", False, 0),
             (I8, (24, 40), 48, 0, "C16", False, 0),
+            (F16, (32, 32), 64, 0, "C16", False, 0),
+            (F16, (16, 16), 256, 0, "C16", False, 0),
         )
     ),
+    Case(F16, (24, 56), 72, beta=0, c="F", rows=4, cols=4, transposed=True),
+    Case(F64, (6, 8), 34, beta=0, b="F", c="F", rows=4, cols=4, batches=2),
+    Case(F16, (24, 24), 512, beta=0, rows=9, cols=9, density=0.3),
     Case(F32, (20, 12), 40, precision="tf32", b="C", beta=0, rows=4, cols=4),
     Case(I8, (17, 33), 40, I32, b="C", beta=0, rows=4, cols=4),
 )
