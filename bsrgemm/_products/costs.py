@@ -1,8 +1,8 @@
 """The terms from which kernels predict their time: rows of blocks, bytes, and how parts that overlap add up.
 
 The numbers of a kernel are its `costs`, in nanoseconds and microseconds on an H200; the clock, the multiprocessors and
-the bandwidth of another card scale them. They were fitted to 6,100 times of all options of 1,365 products, by least squares of
-the logarithms; bench/NOTES.md says how well they predict.
+the bandwidth of another card scale them. They were fitted to 6,100 times of all options of 1,365 products, by least
+squares of the logarithms; bench/NOTES.md says how well they predict.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         return 2 if light and 2 * (self.shared_bytes + 1024) <= (shared_kb(arch) + 1) * 1024 else 1
 
     def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
-        """Rounds of tiles, each a chain of steps of 128 bytes along K over the union of the columns of its row tiles."""
+        """Rounds of tiles, each a chain of steps of 128 bytes along K over the union of its row tiles' columns."""
         p, of, size = problem, rows_of(problem), BYTES[problem.types.a]
         kind = {"MMA_3XTF32": "s", "MMA_TF32": "t", "MMA_F64": "d", "MMA_S8": "i"}.get(self.mma, "h")
         high, per_row = self.row_tiles * self.row_tile_height, -(-p.R // self.row_tile_height)

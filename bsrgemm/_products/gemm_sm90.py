@@ -91,6 +91,7 @@ class WorkListSm90(Tiled):
 
     types: Types
     tile_m: Any
+    depth: Any
 
     @property
     def mma_type(self) -> str:

@@ -130,7 +130,7 @@ class Preparation(Dense):
 
 @dataclass(frozen=True)
 class Copied(Preparation):
-    """Copy the blocks of A, or B, or the result, for a kernel that cannot take them as they lie, or is slower with them.
+    """Copy the blocks of A, or B, or the result, for a kernel that cannot take them as they lie, or is slower so.
 
     All copies are exact, or rounded as the kernel would round. What they need of memory is allocated for a call. B is
     copied and multiplied in panels of columns if its copy is large.
@@ -431,7 +431,7 @@ def _batch(x: Any) -> Any:
 
 def compiled_for(problem: Problem, card: Card) -> Dense:
     """Return the kernel that multiplies where nothing is forced or tuned; those that copy are few."""
-    found = _fastest(problem, card, True)
+    found = fastest(problem, card, True)
     return found.kernel if isinstance(found, Copied) else found
 
 
@@ -445,7 +445,7 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
         return RealViews.best(problem)
     if forced is None:
         stored = tuned.stored(problem)
-        return _fastest(problem, card, copies) if stored is None else stored
+        return fastest(problem, card, copies) if stored is None else stored
     for kernel in (*variants(problem), *options(problem, copies)):
         if type(kernel.kernel if isinstance(kernel, Copied) else kernel).__name__ == forced:
             return kernel
@@ -453,7 +453,7 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
 
 
 @lru_cache(maxsize=4096)
-def _fastest(problem: Problem, card: Card, copies: bool) -> Dense:
+def fastest(problem: Problem, card: Card, copies: bool) -> Dense:
     """The option with the shortest predicted time, the first one of equals."""
     return min(options(problem, copies), key=lambda kernel: kernel.seconds(problem, card))
 

@@ -1,4 +1,4 @@
-"""``A @ B`` on Hopper's tensor cores as its transpose (swap-AB), for blocks of any size that do not fill tiles of 64."""
+"""``A @ B`` on Hopper's tensor cores as its transpose (swap-AB), for blocks that do not fill tiles of 64 rows."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._array.base import BsrBase, no_bsr
+from .._kernels.card import card
 from .._kernels.timing import time_gpu
 from ..dtypes import accumulator_dtype, check_dtype, result_dtype
 from .call import ProductCall
@@ -88,7 +89,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     from .choice import variants
     from .cuda import prepared_for
     from .operand import operand_of, problem_of
-    from .prepared import Copied, choose
+    from .prepared import Copied, fastest
     from .tuned import keep
 
     rng = cupy.random.default_rng(0)
@@ -101,8 +102,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
     problem = problem_of(operand, call)
     tried: list[Dense] = list(variants(problem))
-    keep(problem, None)
-    predicted = choose(problem, card())
+    predicted = fastest(problem, card(), True)
     if predicted not in tried:
         tried.insert(0, predicted)
     times: list[tuple[Dense, float]] = []
