@@ -29,6 +29,7 @@ using Index = INDEX;
 // with zeros.
 
 constexpr bool kSampled = SAMPLED;
+constexpr bool kATransposed = A_TRANSPOSED;  // rows are the fastest index of A, in a sampled product
 constexpr bool kBTransposed = B_TRANSPOSED;  // K is the fastest index of B
 constexpr int kRowParts = ROW_PARTS;         // block rows of a tile of a list; 0: there is no list
 constexpr bool kListed = kRowParts > 0;
@@ -49,9 +50,14 @@ constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr int kSlab = kPartN < 64 ? kPartN : 64;
 constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
 static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
+static_assert(kSampled || !kATransposed, "blocks of A are row-major");
 static_assert(sizeof(Element) == 2, "16-bit floats");
 static_assert(!kListed || (kSampled && kShared && sizeof(Index) == 4), "a list of int32 for tiles of 128 x 256");
 constexpr int kPartM = kTileM / (kListed ? kRowParts : 1);
+// Rows of A side by side in a swizzled row, if they are the fastest index. Eight rows of k lie one behind the other.
+constexpr int kSlabM = kPartM < 64 ? kPartM : 64;
+constexpr u32 kRowA = kATransposed ? kSlabM * 2 : 128, kSlabA = kDepth * kRowA;
+static_assert(!kListed || kPartM == kSlabM, "a slab is a block row");
 constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
 constexpr int kWindow = 64;  // kRows of sampled_tiles.cu
 
@@ -77,7 +83,8 @@ struct alignas(1024) Shared {
 };
 
 struct alignas(64) BlockProductsSm90 {
-  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest index first
+  // (K, rows, blocks) or (rows, K, 1), and (columns, K, blocks) or (K, columns, blocks), fastest index first
+  TensorMap a, b;
   C* out;             // (blocks, R, N)
   const Index* left;    // BSR @ BSR: pair -> block of a; tiles of a list: kRecord numbers each
   const Index* right;   // pair -> block of b; sampled: block -> block column
@@ -272,14 +279,19 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
           const u32 at = step % kStages;
           wait(shared.empty[at], step / kStages % 2 ^ 1);
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
+          const u32 a = shared_address(shared.a[at]);
           if (lane == 0) {
             if (end - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
             barrier_expect(full, kBytesA + (least ? kLeast * 128 : narrow ? kNarrow * 128 : kBytesB));
-            if (!kListed) copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
+            if (!kListed && !kATransposed) copy_tile(a, &problem.a, k, x.top + x.row, at_a, 0, full);
           }
           __syncwarp();
-          if (kListed && lane < kRowParts)
-            copy_tile(shared_address(shared.a[at]) + lane * kPartM * 128, &problem.a, k, row, 0, 0, full);
+          if constexpr (kATransposed) {
+            const int first = kListed ? row : x.top + x.row + lane * kSlabM;
+            if (lane < kTileM / kSlabM) copy_tile(a + lane * kSlabA, &problem.a, first, k, 0, 0, full);
+          } else if (kListed && lane < kRowParts) {
+            copy_tile(a + lane * kPartM * 128, &problem.a, k, row, 0, 0, full);
+          }
           if (lane < copies) {
             if constexpr (kBTransposed) {
               copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
@@ -362,7 +374,8 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
   for (u32 i = begin; i != end; ++i) {
     const u32 at = i % kStages;
     wait(shared.full[at], i / kStages % 2);
-    const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
+    const u32 from_a = shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0);
+    const u64 a = kATransposed ? wgmma_descriptor(from_a, kSlabA, 8 * kRowA, kRowA) : wgmma_descriptor(from_a, 16, 1024);
     const u32 from_b = shared_address(shared.b[at]);
     const u64 b = kBTransposed ? wgmma_descriptor(from_b, 16, 1024) : wgmma_descriptor(from_b, kSlabB, 8 * kRowB, kRowB);
     wgmma_fence();
@@ -370,8 +383,9 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
     for (int k = 0; k < kDepth / MMA_K; ++k)
 #pragma unroll
       for (int h = 0; h < kHeights; ++h)
-        wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
-                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
+        wgmma<kATransposed, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+                                           a + h * (8192 / 16) + k * (kATransposed ? MMA_K * kRowA : 32) / 16,
+                                           b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
     wgmma_commit();
     if (i != begin) {
       wgmma_wait<1>();

@@ -41,6 +41,9 @@ BLOCK_PRODUCTS_SM80 = Struct(
 #: The argument of columns_tf32, which copies B column by column.
 COLUMNS_TF32 = Struct("ColumnsTf32", (*fields("P", "from to"), *fields("q", "batch row column rows columns batches")))
 
+#: The argument of transpose16, which copies a matrix of 16-bit elements.
+TRANSPOSE16 = Struct("Transpose16", (*fields("P", "from to"), *fields("q", "line rows columns")))
+
 BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
 
 SPGEMM_PATTERN = Struct(
