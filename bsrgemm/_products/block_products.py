@@ -569,7 +569,7 @@ def sampled(
     given = X, Y
     X, Y = (x if order_of(x) else x.copy(order=order) for x, order in ((X, "C"), (Y, "F")))
     lies = replace(problem, x_order=order_of(X), order=order_of(Y))
-    read = _as_read(lies, counts)
+    read = _as_read(lies, counts, card())
     if read != lies and X.dtype not in HALF_DTYPES:
         X, lies = X.copy(order="C"), read
     found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
@@ -585,7 +585,7 @@ def sampled(
     return SampledLaunch(launch, (counts[0], R, N), dtype, (X, Y), lasting and X is given[0] and Y is given[1])
 
 
-def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int]) -> BlockProblem:
+def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> BlockProblem:
     """Return the product in the orders in which its operands are best read, the time of copies included.
 
     Copies have K as their contiguous dimension, as all kernels read best.
@@ -603,8 +603,8 @@ def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int]) -> BlockP
         copied = [rows * read.R] * (read.x_order != problem.x_order) + [columns * read.N] * (
             read.order != problem.order
         )
-        found = kernel.sampled_seconds(read, blocks, (rows, columns), card())
-        return found + sum(_LAUNCH + 2 * n * read.K * read.a.itemsize / (_COPY_RATE * card().bandwidth) for n in copied)
+        found = kernel.sampled_seconds(read, blocks, (rows, columns), card)
+        return found + sum(_LAUNCH + 2 * n * read.K * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copied)
 
     orders = itertools.product(dict.fromkeys((problem.x_order, "C")), dict.fromkeys((problem.order, "F")))
     return min((replace(problem, x_order=x, order=y) for x, y in orders), key=seconds)

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
+from bsrgemm._kernels.card import Card
 from bsrgemm._kernels.jit import MAX_GRID_YZ
 from bsrgemm._products import block_products, lists
 from bsrgemm._products.block_products import BlockProblem, BlockProductsSm90
@@ -26,7 +27,7 @@ from ..devices import Device
 from .products import BF16, F16, F32, numbers
 from .tile_lists import tiles
 
-ONE, LISTED = "block_products_sm90", "sampled_tiles"
+ONE, LISTED, COPY = "block_products_sm90", "sampled_tiles", "transpose16"
 
 
 @pytest.fixture
@@ -86,11 +87,9 @@ def test_windows_of_columns_are_counted_in_the_second_side_of_a_grid() -> None:
 
 def test_every_kernel_of_the_rule_is_compiled_ahead_of_time() -> None:
     listed = {*BlockProductsSm90.every(DEVICE_DTYPES), *SampledTiles.every(DEVICE_DTYPES)}
-    for R, N, order, dtype in product((16, 32, 64), (16, 32, 64, 128), "CF", (F16, BFLOAT16)):
+    for R, N, (x_order, order), dtype in product((16, 32, 64), (16, 32, 64, 128), product("CF", "CF"), (F16, BFLOAT16)):
         for out in (dtype, F32):
-            if order == "C" and N == 16:  # Y is copied, so that it is column-major
-                continue
-            found = chosen(R, N, order=order, a=dtype, b=dtype, out=out)
+            found = chosen(R, N, x_order=x_order, order=order, a=dtype, b=dtype, out=out)
             assert found is not None and found in listed and found.runs_on("sm_90a")
             for index in ("i32", "i64"):
                 kernel = SampledTiles(found.row_parts, found.parts, index)
@@ -240,46 +239,107 @@ class Sampling:
         self.P = bg.bsr_array((data, device.asarray(indices), device.asarray(indptr)), shape=(rows * R, cols * N))
         self.x, self.y = numbers(rng, (rows * R, K), F32), numbers(rng, (K, cols * N), F32)
 
-    def operands(self, order: str = "F", dtype: Any = F16, K: int = 72) -> tuple[Any, Any]:
-        return self.device.asarray(self.x[:, :K].astype(dtype)), self.device.lying(self.y[:K].astype(dtype), order)
+    def operands(self, orders: str = "CF", dtype: Any = F16, K: int = 72) -> tuple[Any, Any]:
+        X, Y = self.x[:, :K].astype(dtype), self.y[:K].astype(dtype)
+        return self.device.lying(X, orders[0]), self.device.lying(Y, orders[1])
 
-    def check(self, order: str = "F", dtype: Any = F16, K: int = 72, **how: Any) -> list[str]:
+    def check(self, orders: str = "CF", dtype: Any = F16, K: int = 72, **how: Any) -> list[str]:
         """Compute it; the kernels that a launch was prepared for."""
         with self.device.kernels() as found:
-            got = bg.sddmm(*self.operands(order, dtype, K), self.P, **how)
+            got = bg.sddmm(*self.operands(orders, dtype, K), self.P, **how)
         (R, N), blocks = self.block, self.device.asnumpy(got.data).astype(np.float64)
         want = self.x[:, :K].astype(np.float64) @ self.y[:K].astype(np.float64) * how.get("alpha", 1)
         for r, row in enumerate(self.by_row):
             for c, p in row.items():
                 np.testing.assert_array_equal(blocks[p], want[r * R : r * R + R, c * N : c * N + N])
-        return [name for name in found if name in (ONE, LISTED)]
+        return [name for name in found if name in (ONE, LISTED, COPY)]
 
 
 BLOCKS = [(64, 64), (32, 32), (16, 16), (64, 128), (16, 64), (32, 16)]
-FEW = [((64, 64), "F", F16), ((32, 32), "C", BF16), ((16, 16), "F", BF16), ((16, 16), "C", F16), ((64, 128), "F", F16)]
+ORDERS = ("CC", "CF", "FC", "FF")
+FEW = [
+    *(((64, 64), "FC", F16), ((32, 32), "FC", BF16), ((16, 16), "FF", BF16), ((16, 16), "FC", F16)),
+    *(((64, 128), "CF", F16), ((32, 16), "CC", F16)),
+]
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize(
-    ("block", "order", "dtype"),
+    ("block", "orders", "dtype"),
     [
         *FEW,
         *(
-            pytest.param(block, order, dtype, marks=pytest.mark.large)
-            for block, order, dtype in product(BLOCKS, "CF", (F16, BF16))
-            if (block, order, dtype) not in FEW
+            pytest.param(block, orders, dtype, marks=pytest.mark.large)
+            for block, orders, dtype in product(BLOCKS, ORDERS, (F16, BF16))
+            if (block, orders, dtype) not in FEW
         ),
     ],
     ids=str,
 )
 def test_the_second_product_with_a_pattern_makes_a_list(
-    block: Any, order: str, dtype: Any, device: Device, rng: np.random.Generator, always: None
+    block: Any,
+    orders: str,
+    dtype: Any,
+    device: Device,
+    rng: np.random.Generator,
+    always: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device.needs("sm_90a")
+    monkeypatch.setattr(block_products, "_COPY_RATE", 1e-30)
     one = Sampling(device, rng, block)
-    copied = order == "C" and block[1] == 16  # then Y is copied for each product
-    found = [one.check(order, dtype) for _ in range(4)]
-    assert found == [[ONE], [LISTED, ONE], *([[ONE]] * 2 if copied else [[]] * 2)]
+    found = [one.check(orders, dtype) for _ in range(4)]
+    assert found == [[ONE], [LISTED, ONE], [], []]
+
+
+@pytest.mark.parametrize("orders", ORDERS)
+@pytest.mark.parametrize("block", [(64, 64), (32, 32), (16, 64)], ids=str)
+def test_an_operand_whose_lines_are_short_is_copied_by_each_product_with_a_list(
+    block: Any, orders: str, device: Device, rng: np.random.Generator, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slabs of 64 rows or columns have lines of 128 bytes, as long as along K."""
+    device.needs("sm_90a")
+    monkeypatch.setattr(block_products, "_LINE_CYCLES", 1e9)
+    one = Sampling(device, rng, block)
+    found = [sorted(one.check(orders)) for _ in range(3)]
+    copies = (orders[0] == "F" and block[0] < 64) + (orders[1] == "C" and block[1] < 64)
+    assert found == [[ONE, *[COPY] * copies], [ONE, LISTED, *[COPY] * copies], []]
+
+
+def test_without_memory_for_copies_operands_are_read_as_they_lie(
+    device: Device, rng: np.random.Generator, always: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.needs("sm_90a")
+    monkeypatch.setattr(block_products, "_LINE_CYCLES", 1e9)
+    one = Sampling(device, rng, (32, 32))
+    for _ in range(2):
+        one.check("FC")
+    empty = device.cupy.empty
+
+    def without_rooms(shape: Any, dtype: Any = float) -> Any:
+        if tuple(shape)[1:] == (72,):  # lines along K
+            raise MemoryError
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(device.cupy, "empty", without_rooms)
+    one.check("FC")
+
+
+@pytest.mark.parametrize(
+    ("block", "orders", "read"),
+    [
+        *(((128, 128), "FC", "FC"), ((64, 64), "FC", "FC"), ((64, 64), "CC", "CC")),
+        *(((32, 32), "FC", "FF"), ((32, 32), "CC", "CF"), ((16, 16), "CC", "CF"), ((16, 16), "FC", "CF")),
+    ],
+    ids=str,
+)
+def test_operands_of_a_large_product_are_copied_only_where_blocks_are_small(block: Any, orders: str, read: str) -> None:
+    """A product of 28672 x 4096 by 8192 at density .25, on the card that the rule was written for."""
+    R, N = block
+    rows, columns = 28672 // R, 4096 // N
+    problem = BlockProblem("sm_90a", F16, F16, F16, R, 8192, N, orders[1], x_order=orders[0])
+    found = block_products._as_read(problem, (rows * columns // 4,) * 2 + (rows, columns), Card("sm_90a", 132))
+    assert (found.x_order, found.order) == tuple(read)
 
 
 @pytest.mark.emulated
