@@ -59,7 +59,7 @@ constexpr int kSlabM = kPartM < 64 ? kPartM : 64;
 constexpr u32 kRowA = kATransposed ? kSlabM * 2 : 128, kSlabA = kDepth * kRowA;
 static_assert(!kListed || kPartM == kSlabM, "a slab is a block row");
 constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
-constexpr int kWindow = 64;  // kRows of sampled_tiles.cu
+constexpr int kWindow = 64, kWindowColumns = 32 * kParts;  // kRows and kColumns of sampled_tiles.cu
 
 constexpr u32 kMostPieces = kListed ? kTileN / kLeast : 1;  // of a tile of a list
 
@@ -87,9 +87,10 @@ struct alignas(64) BlockProductsSm90 {
   TensorMap a, b;
   C* out;             // (blocks, R, N)
   const Index* left;    // BSR @ BSR: pair -> block of a; tiles of a list: kRecord numbers each
-  const Index* right;   // pair -> block of b; sampled: block -> block column
+  const Index* right;   // pair -> block of b; sampled: block -> block column; of a list: place -> tile
   // Block of the result -> its first pair; sampled: block row -> its first block; of a list: the number of
-  // tiles, and for every kWindow block rows the number of their tiles and their first one.
+  // tiles, and for each window of kWindow block rows by kWindowColumns block columns the number of its tiles and the
+  // place of the first one.
   const Index* starts;
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
   i64 blocks, pairs;       // of a list: tiles for which there is memory, in place of pairs
@@ -173,7 +174,8 @@ struct Cursor {
 
   // The record of tile n, which is not before the one of the last call; -1 after the last one. A whole warp calls it.
   __device__ __forceinline__ int record_of(const BlockProductsSm90& problem, u32 n) {
-    const i64 windows = (problem.a_blocks + kWindow - 1) / kWindow;
+    const i64 across = (problem.b_blocks + kWindowColumns - 1) / kWindowColumns;
+    const i64 windows = (problem.a_blocks + kWindow - 1) / kWindow * across;
     const u32 lane = threadIdx.x % 32;
     for (; window < windows; window += 32) {
       const u32 count = window + lane < windows ? u32(problem.starts[1 + 2 * (window + lane)]) : 0;
@@ -187,7 +189,8 @@ struct Cursor {
       before += __shfl_sync(0xffffffffu, later ? end - count : end, later ? __ffs(later) - 1 : 31);
       if (later) {
         window += __ffs(later) - 1;
-        return int(problem.starts[2 + 2 * window] + (n - before));
+        const i64 place = i64(problem.starts[2 + 2 * window]) + (n - before);
+        return in_range(place, problem.pairs) ? int(problem.right[place]) : -1;
       }
     }
     return -1;
@@ -202,7 +205,7 @@ __device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 
   while (pieces < kMostPieces && rest * pieces * 2 <= gridDim.x) pieces *= 2;
   const bool is_whole = t < whole;
   const int record = cursor.record_of(problem, is_whole ? t : whole + (t - whole) / pieces);
-  if (record < 0 || record >= problem.pairs) return {0, 0, -1};
+  if (!in_range(record, problem.pairs)) return {0, 0, -1};
   if (is_whole) pieces = 1;
   const int width = kParts / int(pieces), part = record * kParts + int((t - whole) % pieces) * width;
   return {0, 1, part, part + width};

@@ -63,7 +63,7 @@ STORED_PATTERN = Struct(
 )
 
 SAMPLED_TILES = Struct(
-    "SampledTiles", (*fields("P", "indices indptr tiles counts"), *fields("q", "rows columns blocks capacity"))
+    "SampledTiles", (*fields("P", "indices indptr tiles order counts"), *fields("q", "rows columns blocks capacity"))
 )
 
 WORK_LIST = Struct(

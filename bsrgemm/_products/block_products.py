@@ -189,7 +189,11 @@ class BlockProductsSm90(
         `shape` is the number of block rows and block columns of the pattern.
         """
         R, N = problem.R, problem.N
-        if R not in _LEAST_DENSITY or N not in _SIDES or -(-shape[1] // SampledTiles.columns) > MAX_GRID_YZ:
+        if (
+            R not in _LEAST_DENSITY
+            or N not in _SIDES
+            or -(-shape[1] // SampledTiles(128 // R, 256 // N).columns) > MAX_GRID_YZ
+        ):
             return None
         if blocks * R * N < _LEAST_ELEMENTS or _LEAST_DEPTH[R] > problem.K:
             return None
@@ -691,7 +695,7 @@ def _tiles_of(
         return kernel, found, False
     tiles = kept(("tiles", *key), lambda: lists.listed(found.right, found.starts, columns, wide.row_parts, wide.parts))
     made[key] = True
-    return wide, Lists(tiles.tiles, tiles.tiles, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
+    return wide, Lists(tiles.tiles, tiles.order, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
 
 
 def _map(dtype: np.dtype[Any], dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
