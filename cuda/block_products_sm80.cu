@@ -133,15 +133,17 @@ struct Copier {
 
   // Starts all copies of the next stage; it commits a group even if nothing is left to copy.
   __device__ __forceinline__ void copy(int stage) {
-    if (pair < tile.last) {
+    if (kSampled ? k < problem.K : pair < tile.last) {
       const u32 thread = opaque(threadIdx.x);
       const int left = min(problem.K - k, kStageK);
       copy_a(thread, stage, left);
       copy_b(thread, stage, left);
       k += kStageK;
-      if (k >= problem.K) {
-        k = 0, ++pair;
-        if constexpr (!kSampled) turn_to_next();
+      if constexpr (!kSampled) {
+        if (k >= problem.K) {
+          k = 0, ++pair;
+          turn_to_next();
+        }
       }
     }
     copy_commit();
