@@ -8,7 +8,8 @@
 // and who claims early takes work from others. Pairs of a B larger than the L2 are claimed in strips, so that CTAs read
 // few columns of it at a time. Small blocks of a sampled product share tiles by the list of sampled_tiles. Blocks are
 // matrices of their own in the tensor maps, so that TMA fills a tile up with zeros. A tile of 128 x 256 does 85 flops
-// for each byte from the L2; one of 128 x 128 does 64.
+// for each byte from the L2; one of 128 x 128 does 64. X and Y of a sampled product are read in either order: with rows
+// or columns as the fastest index a slab of up to 64 of them is 64 lines of k, as many as TMA writes along K.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
