@@ -368,6 +368,18 @@ def test_the_last_tiles_are_cut_if_all_ctas_then_have_one_piece_each(
             one.check(K=8)
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize(("block", "size"), [((16, 128), (3, 150)), ((64, 16), (130, 3))], ids=str)
+def test_a_list_may_have_many_windows(
+    block: Any, size: Any, device: Any, rng: np.random.Generator, always: None
+) -> None:
+    """Windows of 64 block columns, and of 64 block rows, the last ones of fewer."""
+    device.needs("sm_90a")
+    one = Sampling(device, rng, block, K=8, size=size)
+    found = [one.check("FC", K=8) for _ in range(2)]
+    assert LISTED in found[1]
+
+
 CHANGES: dict[str, Callable[[Sampling], list[str]]] = {
     "operands elsewhere": lambda one: one.check(),
     "another depth": lambda one: one.check(K=64),
