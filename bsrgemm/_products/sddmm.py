@@ -74,10 +74,10 @@ def sddmm(
     On Hopper, products of 16-bit floats in blocks of 16, 32 or 64 rows and 16, 32, 64 or 128 columns are computed in
     tiles of blocks that need not be neighbours, from the second product with a pattern on, unless the pattern is small
     or has few blocks, or `alpha`, `beta` or `out_dtype` is given. Results have the same bits. The second product makes
-    a list of these tiles, which is kept with the pattern: about 16, 24 or 39 bytes for each stored block of 64 x 64, 32
-    x 32 or 16 x 16. For blocks of R x N the list has at most ``blocks // wide + windows * 64 // group`` tiles of ``1 +
-    group + wide + group * wide`` int32 numbers, where ``group = 128 // R``, ``wide = 256 // N``, and `windows` is the
-    number of windows of 64 block rows and ``32 * wide`` block columns that cover the pattern.
+    a list of these tiles, which is kept with the pattern: about 16, 24 or 39 bytes for each stored block of 64 x 64,
+    32 x 32 or 16 x 16. For blocks of R x N the list has at most ``blocks // wide + windows * 64 // group`` tiles of
+    ``1 + group + wide + group * wide`` int32 numbers, where ``group = 128 // R``, ``wide = 256 // N``, and `windows` is
+    the number of windows of 64 block rows and ``32 * wide`` block columns that cover the pattern.
 
     The call waits for the GPU only in two cases: to search for duplicate blocks in a pattern that is not known to be in
     canonical format, and to compare the structure of `out` with that of `pattern` if they do not share their index
