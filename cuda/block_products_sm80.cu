@@ -19,7 +19,7 @@ using Index = INDEX;
 
 constexpr bool kSampled = SAMPLED;
 constexpr int kPartN = PART_N, kParts = kTileN / kPartN;
-static_assert(kRowTiles == 1 && !kATransposed && (kSampled || kParts == 1), "tiles of blocks");
+static_assert(kRowTiles == 1 && (kSampled || (!kATransposed && kParts == 1)), "tiles of blocks");
 
 struct BlockProductsSm80 {
   const A* a;
@@ -30,7 +30,7 @@ struct BlockProductsSm80 {
   const Index* starts;  // block of the result -> its first pair; sampled: block row -> its first block
   i64 blocks, pairs;
   i64 a_blocks, b_blocks;  // numbers of blocks; sampled: of block rows and block columns
-  i64 a_line, b_line;      // elements from a row of A to the next, and from a line of B to the next
+  i64 a_line, b_line;      // elements from a line of A to the next, and from a line of B to the next
   i64 a_block, b_block;    // elements from a block to the next
   int R, N, K;
 };
@@ -108,11 +108,13 @@ struct Copier {
 
   __device__ __forceinline__ void copy_a(u32 thread, int stage, int left) const {
     const u32 to = shared_address(shared.a[stage]) + OperandA::copy_place(thread);
-    const int at = OperandA::copy_k(thread, 0);
-    const A* from = problem.a + (a < 0 ? 0 : a) + (tile.row + OperandA::copy_mn(thread, 0)) * problem.a_line + k + at;
+    const int at = OperandA::copy_k(thread, 0), row = tile.row + OperandA::copy_mn(thread, 0);
+    const i64 line = kATransposed ? k + at : row, inside = kATransposed ? row : k + at;
+    const A* from = problem.a + (a < 0 ? 0 : a) + line * problem.a_line + inside;
 #pragma unroll
     for (int i = 0; i < OperandA::kCopies; ++i)
-      copy_16(true, OperandA::copy_place(to, i), from + i * OperandA::kLineStep * problem.a_line, a < 0 || at >= left);
+      copy_16(true, OperandA::copy_place(to, i), from + i * OperandA::kLineStep * problem.a_line,
+              a < 0 || OperandA::copy_k(thread, i) >= left);
   }
 
   __device__ __forceinline__ void copy_b(u32 thread, int stage, int left) const {
@@ -131,15 +133,17 @@ struct Copier {
 
   // Starts all copies of the next stage; it commits a group even if nothing is left to copy.
   __device__ __forceinline__ void copy(int stage) {
-    if (pair < tile.last) {
+    if (kSampled ? k < problem.K : pair < tile.last) {
       const u32 thread = opaque(threadIdx.x);
       const int left = min(problem.K - k, kStageK);
       copy_a(thread, stage, left);
       copy_b(thread, stage, left);
       k += kStageK;
-      if (k >= problem.K) {
-        k = 0, ++pair;
-        if constexpr (!kSampled) turn_to_next();
+      if constexpr (!kSampled) {
+        if (k >= problem.K) {
+          k = 0, ++pair;
+          turn_to_next();
+        }
       }
     }
     copy_commit();

@@ -8,7 +8,8 @@
 // and who claims early takes work from others. Pairs of a B larger than the L2 are claimed in strips, so that CTAs read
 // few columns of it at a time. Small blocks of a sampled product share tiles by the list of sampled_tiles. Blocks are
 // matrices of their own in the tensor maps, so that TMA fills a tile up with zeros. A tile of 128 x 256 does 85 flops
-// for each byte from the L2; one of 128 x 128 does 64.
+// for each byte from the L2; one of 128 x 128 does 64. X and Y of a sampled product are read in either order: with rows
+// or columns as the fastest index a slab of up to 64 of them is 64 lines of k, as many as TMA writes along K.
 #include "common/block_products.cuh"
 #include "common/bsr.cuh"
 #include "common/pipeline.cuh"
@@ -29,6 +30,7 @@ using Index = INDEX;
 // with zeros.
 
 constexpr bool kSampled = SAMPLED;
+constexpr bool kATransposed = A_TRANSPOSED;  // rows are the fastest index of A, in a sampled product
 constexpr bool kBTransposed = B_TRANSPOSED;  // K is the fastest index of B
 constexpr int kRowParts = ROW_PARTS;         // block rows of a tile of a list; 0: there is no list
 constexpr bool kListed = kRowParts > 0;
@@ -49,11 +51,16 @@ constexpr u32 kBytesA = kTileM * 128, kBytesB = kTileN * 128;
 constexpr int kSlab = kPartN < 64 ? kPartN : 64;
 constexpr u32 kRowB = kSlab * 2, kSlabB = kDepth * kRowB;
 static_assert(kTileN % 64 == 0 && kPartN % kSlab == 0, "whole slabs");
+static_assert(kSampled || !kATransposed, "blocks of A are row-major");
 static_assert(sizeof(Element) == 2, "16-bit floats");
 static_assert(!kListed || (kSampled && kShared && sizeof(Index) == 4), "a list of int32 for tiles of 128 x 256");
 constexpr int kPartM = kTileM / (kListed ? kRowParts : 1);
+// Rows of A side by side in a swizzled row, if they are the fastest index. Eight rows of k lie one behind the other.
+constexpr int kSlabM = kPartM < 64 ? kPartM : 64;
+constexpr u32 kRowA = kATransposed ? kSlabM * 2 : 128, kSlabA = kDepth * kRowA;
+static_assert(!kListed || kPartM == kSlabM, "a slab is a block row");
 constexpr int kRecord = kRowParts + kParts + kRowParts * kParts;  // {rows, columns, blocks} of a tile of a list
-constexpr int kWindow = 64;  // kRows of sampled_tiles.cu
+constexpr int kWindow = 64, kWindowColumns = 32 * kParts;  // kRows and kColumns of sampled_tiles.cu
 
 constexpr u32 kMostPieces = kListed ? kTileN / kLeast : 1;  // of a tile of a list
 
@@ -77,12 +84,14 @@ struct alignas(1024) Shared {
 };
 
 struct alignas(64) BlockProductsSm90 {
-  TensorMap a, b;     // (K, rows, blocks) and (columns, K, blocks) or (K, columns, blocks), fastest index first
+  // (K, rows, blocks) or (rows, K, 1), and (columns, K, blocks) or (K, columns, blocks), fastest index first
+  TensorMap a, b;
   C* out;             // (blocks, R, N)
   const Index* left;    // BSR @ BSR: pair -> block of a; tiles of a list: kRecord numbers each
-  const Index* right;   // pair -> block of b; sampled: block -> block column
+  const Index* right;   // pair -> block of b; sampled: block -> block column; of a list: place -> tile
   // Block of the result -> its first pair; sampled: block row -> its first block; of a list: the number of
-  // tiles, and for every kWindow block rows the number of their tiles and their first one.
+  // tiles, and for each window of kWindow block rows by kWindowColumns block columns the number of its tiles and the
+  // place of the first one.
   const Index* starts;
   int* counters;      // {tiles claimed, CTAs that are done}, zero before and after
   i64 blocks, pairs;       // of a list: tiles for which there is memory, in place of pairs
@@ -166,7 +175,8 @@ struct Cursor {
 
   // The record of tile n, which is not before the one of the last call; -1 after the last one. A whole warp calls it.
   __device__ __forceinline__ int record_of(const BlockProductsSm90& problem, u32 n) {
-    const i64 windows = (problem.a_blocks + kWindow - 1) / kWindow;
+    const i64 across = (problem.b_blocks + kWindowColumns - 1) / kWindowColumns;
+    const i64 windows = (problem.a_blocks + kWindow - 1) / kWindow * across;
     const u32 lane = threadIdx.x % 32;
     for (; window < windows; window += 32) {
       const u32 count = window + lane < windows ? u32(problem.starts[1 + 2 * (window + lane)]) : 0;
@@ -180,7 +190,8 @@ struct Cursor {
       before += __shfl_sync(0xffffffffu, later ? end - count : end, later ? __ffs(later) - 1 : 31);
       if (later) {
         window += __ffs(later) - 1;
-        return int(problem.starts[2 + 2 * window] + (n - before));
+        const i64 place = i64(problem.starts[2 + 2 * window]) + (n - before);
+        return in_range(place, problem.pairs) ? int(problem.right[place]) : -1;
       }
     }
     return -1;
@@ -195,7 +206,7 @@ __device__ __forceinline__ Tile listed_at(const BlockProductsSm90& problem, u32 
   while (pieces < kMostPieces && rest * pieces * 2 <= gridDim.x) pieces *= 2;
   const bool is_whole = t < whole;
   const int record = cursor.record_of(problem, is_whole ? t : whole + (t - whole) / pieces);
-  if (record < 0 || record >= problem.pairs) return {0, 0, -1};
+  if (!in_range(record, problem.pairs)) return {0, 0, -1};
   if (is_whole) pieces = 1;
   const int width = kParts / int(pieces), part = record * kParts + int((t - whole) % pieces) * width;
   return {0, 1, part, part + width};
@@ -272,14 +283,19 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
           const u32 at = step % kStages;
           wait(shared.empty[at], step / kStages % 2 ^ 1);
           const u32 full = shared_address(&shared.full[at]), b = shared_address(shared.b[at]);
+          const u32 a = shared_address(shared.a[at]);
           if (lane == 0) {
             if (end - step == kEarly + 1) arrive(shared.wanted[n % kTiles]);
             barrier_expect(full, kBytesA + (least ? kLeast * 128 : narrow ? kNarrow * 128 : kBytesB));
-            if (!kListed) copy_tile(shared_address(shared.a[at]), &problem.a, k, x.top + x.row, at_a, 0, full);
+            if (!kListed && !kATransposed) copy_tile(a, &problem.a, k, x.top + x.row, at_a, 0, full);
           }
           __syncwarp();
-          if (kListed && lane < kRowParts)
-            copy_tile(shared_address(shared.a[at]) + lane * kPartM * 128, &problem.a, k, row, 0, 0, full);
+          if constexpr (kATransposed) {
+            const int first = kListed ? row : x.top + x.row + lane * kSlabM;
+            if (lane < kTileM / kSlabM) copy_tile(a + lane * kSlabA, &problem.a, first, k, 0, 0, full);
+          } else if (kListed && lane < kRowParts) {
+            copy_tile(a + lane * kPartM * 128, &problem.a, k, row, 0, 0, full);
+          }
           if (lane < copies) {
             if constexpr (kBTransposed) {
               copy_tile(b + lane * kPartN * 128, &problem.b, k, column, at_b, 0, full);
@@ -362,7 +378,8 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
   for (u32 i = begin; i != end; ++i) {
     const u32 at = i % kStages;
     wait(shared.full[at], i / kStages % 2);
-    const u64 a = wgmma_descriptor(shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0), 16, 1024);
+    const u32 from_a = shared_address(shared.a[at]) + (kShared ? warpgroup * 8192 : 0);
+    const u64 a = kATransposed ? wgmma_descriptor(from_a, kSlabA, 8 * kRowA, kRowA) : wgmma_descriptor(from_a, 16, 1024);
     const u32 from_b = shared_address(shared.b[at]);
     const u64 b = kBTransposed ? wgmma_descriptor(from_b, 16, 1024) : wgmma_descriptor(from_b, kSlabB, 8 * kRowB, kRowB);
     wgmma_fence();
@@ -370,8 +387,9 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
     for (int k = 0; k < kDepth / MMA_K; ++k)
 #pragma unroll
       for (int h = 0; h < kHeights; ++h)
-        wgmma<false, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
-                                    a + h * (8192 / 16) + k * 2, b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
+        wgmma<kATransposed, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+                                           a + h * (8192 / 16) + k * (kATransposed ? MMA_K * kRowA : 32) / 16,
+                                           b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
     wgmma_commit();
     if (i != begin) {
       wgmma_wait<1>();

@@ -49,6 +49,9 @@ REARRANGE = Struct(
     ),
 )
 
+#: The argument of transpose16, which copies a matrix of 16-bit elements.
+TRANSPOSE16 = Struct("Transpose16", (*fields("P", "from to"), *fields("q", "line rows columns")))
+
 BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
 
 SPGEMM_PATTERN = Struct(
@@ -68,7 +71,7 @@ STORED_PATTERN = Struct(
 )
 
 SAMPLED_TILES = Struct(
-    "SampledTiles", (*fields("P", "indices indptr tiles counts"), *fields("q", "rows columns blocks capacity"))
+    "SampledTiles", (*fields("P", "indices indptr tiles order counts"), *fields("q", "rows columns blocks capacity"))
 )
 
 WORK_LIST = Struct(

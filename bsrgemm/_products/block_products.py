@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,16 +13,16 @@ import numpy as np
 
 from .._backend.base import Array
 from .._kernels import graphs, tensor_map
-from .._kernels.card import card, tensor_arch
+from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Launch, Map, Scratch, contiguous
+from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import lists
-from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
+from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90, TRANSPOSE16
 from .call import order_of
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
@@ -41,10 +42,20 @@ _PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6,
 #: random pattern of so many blocks took as long with tiles of one block row; patterns with similar rows gain more.
 _LEAST_DENSITY = {64: 0.06, 32: 0.02, 16: 0.02}
 _SIDES = (16, 32, 64, 128)
+#: The orders in which the operands of a sampled product can be read.
+_ORDERS = tuple(itertools.product("CF", "CF"))
 #: The least number of stored elements. Fewer make too few tiles for all multiprocessors.
 _LEAST_ELEMENTS = 1 << 19
 #: By the number of rows of a block, the least number of columns of X.
 _LEAST_DEPTH = {64: 512, 32: 64, 16: 64}
+#: By the number of block rows of a tile of a list, the part of its blocks that is stored, in a random pattern.
+_FILLED = {2: 0.8, 4: 0.5, 8: 0.33}
+#: Of a multiprocessor of an H200: bytes of a cycle from the L2, and cycles for each line of at most 128 bytes that TMA
+#: writes to shared memory. A step of 48 KB took 1,140 cycles in 320 lines of 128 bytes, 1,600 in 576 of 64, and 3,900
+#: in 1,088 of 32.
+_L2_BYTES, _LINE_CYCLES = 36, 3
+#: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches.
+_LAUNCH, _COPY_RATE = 3e-6, 0.75
 
 Kept = Callable[[Any, Callable[[], Any]], Any]
 
@@ -64,6 +75,8 @@ class BlockProblem:
     order: str | None = None
     #: for float32: whether factors may be rounded to tf32
     tf32: bool = False
+    #: the order of the dense left-hand side of a sampled product
+    x_order: str = "C"
 
 
 @dataclass(slots=True)
@@ -112,6 +125,8 @@ class BlockProductsSm90(
     parts: int
     #: number of block rows of a tile of a list (`SampledTiles`), or 0 if there is none
     row_parts: int = 0
+    #: whether rows are the contiguous dimension of A, in a sampled product
+    a_transposed: bool = False
 
     threads = 384
 
@@ -130,6 +145,11 @@ class BlockProductsSm90(
         return self.part_n * self.parts
 
     @property
+    def part_m(self) -> int:
+        """The number of rows of a tile that are neighbours in X."""
+        return self.tile_m // max(1, self.row_parts)
+
+    @property
     def stages(self) -> int:
         """The number of pipeline stages: as many as fit into 200 KiB of shared memory."""
         return (200 << 10) // (128 * (self.tile_m + self.tile_n))
@@ -144,10 +164,7 @@ class BlockProductsSm90(
         """The constants for a problem, or None if it cannot compute it.
 
         Tiles are as high as the block size allows. In a sampled product, a tile covers neighbouring blocks of a block
-        row, 256 columns in all, since they share what is read of X. With a row-major Y, the number of columns of a
-        block must be a multiple of 32. On an H200, a sampled product of X and Y of 8192 x 8192 with blocks of 16
-        columns took 8.5 ms with a row-major Y, whose tiles have rows of 32 bytes in shared memory, and 3.7 ms
-        including a column-major copy of Y.
+        row, 256 columns in all, since they share what is read of X.
         """
         a, order, N = problem.a, problem.order, problem.N
         name, out = CUDA_NAMES[a], CUDA_NAMES[problem.out]
@@ -160,9 +177,7 @@ class BlockProductsSm90(
         if order is None:
             return cls(names, False, False, tile_m, 128 if N % 128 == 0 else 64, 1)
         part_n = next(n for n in (128, 64, 32, 16) if N % n == 0)
-        if order == "C" and part_n < 32:
-            return None
-        return cls(names, True, order == "F", tile_m, part_n, 256 // part_n)
+        return cls(names, True, order == "F", tile_m, part_n, 256 // part_n, a_transposed=problem.x_order == "F")
 
     @classmethod
     def serves(cls, problem: BlockProblem) -> bool:
@@ -174,7 +189,11 @@ class BlockProductsSm90(
         `shape` is the number of block rows and block columns of the pattern.
         """
         R, N = problem.R, problem.N
-        if R not in _LEAST_DENSITY or N not in _SIDES or -(-shape[1] // SampledTiles.columns) > MAX_GRID_YZ:
+        if (
+            R not in _LEAST_DENSITY
+            or N not in _SIDES
+            or -(-shape[1] // SampledTiles(128 // R, 256 // N).columns) > MAX_GRID_YZ
+        ):
             return None
         if blocks * R * N < _LEAST_ELEMENTS or _LEAST_DEPTH[R] > problem.K:
             return None
@@ -186,14 +205,28 @@ class BlockProductsSm90(
         """The same kernel for lists of another type."""
         return replace(self, types=replace(self.types, index=index))
 
+    def sampled_seconds(self, problem: BlockProblem, blocks: int, shape: tuple[int, int], card: Card) -> float:
+        """What a sampled product will take: the bytes of each step from the L2, or the lines that TMA writes."""
+        kernel = self.by_list(problem, blocks, shape) or self
+        whole = kernel.row_parts * kernel.parts * _FILLED[kernel.row_parts] if kernel.row_parts else kernel.parts
+        tiles = blocks * -(-problem.N // kernel.part_n) / whole * -(-problem.R // kernel.tile_m)
+        lines = 0
+        for side, part, across in (
+            (kernel.tile_m, kernel.part_m, kernel.a_transposed),
+            (kernel.tile_n, kernel.part_n, not kernel.b_transposed),
+        ):
+            lines += 64 * side // min(64, part) if across else side
+        cycles = max(128 * (kernel.tile_m + kernel.tile_n) / _L2_BYTES, lines * _LINE_CYCLES)
+        return tiles * -(-problem.K // 64) * cycles / (card.multiprocessors * card.clock)
+
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[BlockProductsSm90]:
         """Sampled products can have either index type."""
         for dtype in (d for d in dtypes if d in HALF_DTYPES):
-            for out, R, N, order in itertools.product(
-                (dtype, np.dtype(np.float32)), (64, 128), _SIDES, (None, "C", "F")
+            for out, R, N, (x_order, order) in itertools.product(
+                (dtype, np.dtype(np.float32)), (64, 128), _SIDES, (("C", None), *_ORDERS)
             ):
-                found = cls.of(BlockProblem("sm_90a", dtype, dtype, out, R, 64, N, order))
+                found = cls.of(BlockProblem("sm_90a", dtype, dtype, out, R, 64, N, order, x_order=x_order))
                 if found is not None and (order is not None or N >= 64):
                     yield found
                     if order is not None:
@@ -247,7 +280,7 @@ class BlockProductsSm80(
     argument=BLOCK_PRODUCTS_SM80,
     needs="sm_80",
     types="a c acc index",
-    derived="row_tiles warps_m threads a_transposed stages",
+    derived="row_tiles warps_m threads stages",
 ):
     """The same products as `BlockProductsSm90`, on the tensor cores of any card since Ampere.
 
@@ -264,8 +297,10 @@ class BlockProductsSm80(
     tile_n: int
     #: number of columns of a tile that belong to the same block
     part_n: int
+    #: whether rows are the contiguous dimension of A, in a sampled product
+    a_transposed: bool = False
 
-    row_tiles, a_transposed = 1, 0
+    row_tiles = 1
 
     @property
     def tile_m(self) -> int:
@@ -294,7 +329,8 @@ class BlockProductsSm80(
         """The constants for a problem, or None if it cannot compute it.
 
         It multiplies all float types. A product of float32 numbers is computed as three products of tf32 numbers, which
-        keep the accuracy of float32, or as one if the caller allows tf32.
+        keep the accuracy of float32, or as one if the caller allows tf32. A column-major X needs lines of 128 bytes of
+        a tile.
         """
         a, R, N = problem.a, problem.R, problem.N
         name, to = CUDA_NAMES[a], CUDA_NAMES[problem.out]
@@ -308,7 +344,10 @@ class BlockProductsSm80(
         names = Types(name, name, to, "f64" if name == "f64" else "f32", "i64")
         tile_m, part_n = (next(n for n in (128, 64, 32, 16) if side % n == 0) for side in (R, N))
         if problem.order is not None:
-            return cls(names, mma, True, problem.order == "F", tile_m, 128, part_n)
+            a_transposed = problem.x_order == "F"
+            if a_transposed and tile_m * a.itemsize < 128:
+                return None
+            return cls(names, mma, True, problem.order == "F", tile_m, 128, part_n, a_transposed)
         tile_n = max(part_n, 32, 128 // a.itemsize)
         return cls(names, mma, False, False, tile_m, tile_n, tile_n)
 
@@ -320,12 +359,16 @@ class BlockProductsSm80(
         """The same kernel for lists of another type."""
         return replace(self, types=replace(self.types, index=index))
 
+    def sampled_seconds(self, problem: BlockProblem, blocks: int, shape: tuple[int, int], card: Card) -> float:
+        """The same for all orders of the operands, so that none is copied that can be read as it lies."""
+        return 0.0
+
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[BlockProductsSm80]:
         for dtype in (d for d in dtypes if element(d) in MMA):
-            for R, N, order in itertools.product(_SIDES, _SIDES, (None, "C", "F")):
+            for R, N, (x_order, order) in itertools.product(_SIDES, _SIDES, (("C", None), *_ORDERS)):
                 for tf32 in (False, True) if dtype == np.float32 else (False,):
-                    found = cls.of(BlockProblem("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32))
+                    found = cls.of(BlockProblem("sm_80", dtype, dtype, dtype, R, 64, N, order, tf32, x_order))
                     if found is not None:
                         yield found if order is None else found.indexed("i32")
 
@@ -375,8 +418,26 @@ class SpgemmSimt(Kernel, source="spgemm_simt.cu"):
         return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
 
 
-#: The kernels whose result is a list of blocks.
-BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
+@dataclass(frozen=True)
+class Transpose16(Kernel, source="transpose16.cu", argument=TRANSPOSE16, needs="sm_80"):
+    """A transposed copy of a matrix of 16-bit elements, 64 x 64 of them at a time."""
+
+    threads, side = 256, 64
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Transpose16]:
+        if any(d in HALF_DTYPES for d in dtypes):
+            yield cls()
+
+    def launch(self, line: int, rows: int, columns: int) -> Launch:
+        """The launch for a matrix whose lines begin so many elements apart; its operands are that and the copy."""
+        packed = TRANSPOSE16.pack(**{"from": 0}, to=0, line=line, rows=rows, columns=columns)
+        grid = min(MAX_GRID_X, -(-columns // self.side)), min(MAX_GRID_YZ, -(-rows // self.side))
+        return Launch(self, grid, packed, pointers=TRANSPOSE16.patch("from", "to").write)
+
+
+#: The kernels whose result is a list of blocks, and the one that copies an operand for them.
+BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt, Transpose16)
 
 
 # ----------------------------------------------------------------------------------------------------- BSR @ BSR
@@ -450,8 +511,8 @@ def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> Pa
     if kernel is None:
         return None
     R, K, N = problem.R, problem.K, problem.N
-    left = _map(a, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
-    right = _map(b, (N, K, len(b)), (N, K * N), (64, 64))
+    left = _map(a.dtype, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
+    right = _map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
     launch = kernel.launch((left, right), (found.counts[0], R, N), found, K)
     if launch is None:
         return None
@@ -459,7 +520,9 @@ def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> Pa
     return PairsLaunch(launch, (a, b), (R, N), problem.out, tiles, b.nbytes > card().l2_bytes)
 
 
-def _started(launch: Launch, operands: tuple[Array, Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _started(
+    launch: Launch | Chain, operands: tuple[Array, Array], shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> Array:
     out = cupy.empty(shape, dtype)
     launch.start((*operands, out))
     return out
@@ -470,13 +533,13 @@ def _started(launch: Launch, operands: tuple[Array, Array], shape: tuple[int, ..
 class SampledLaunch:
     """What starts a sampled product again."""
 
-    launch: Launch
+    launch: Launch | Chain
     #: shape and dtype of the blocks
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
-    #: what the kernel reads: X and Y, or their copies
+    #: X and Y, or copies of them that begin at a multiple of 16 bytes
     operands: tuple[Array, Array]
-    #: whether to start it again is as good as to make it again: no operand was copied, and no list is to be made
+    #: whether to start it again is as good as to make it again: no operand was copied here, and no list is to be made
     lasting: bool
 
     def start(self, operands: tuple[Array, Array] | None = None) -> Array:
@@ -496,43 +559,120 @@ def sampled(
 ) -> SampledLaunch | None:
     """Return what computes ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
 
-    The result is None if the tensor cores cannot compute this product. An operand that TMA cannot read as it lies in
-    memory is copied first (see `order_of`). On Hopper, a row-major Y of 16-bit floats is also copied if the number of
-    columns of a block is not a multiple of 32. ``kept(key, make)`` returns what `make` returned when this key was first
-    requested for the pattern: its tiles, if the product is computed in tiles of a list.
+    The result is None if the tensor cores cannot compute this product. Operands are read as they lie in memory. One
+    that no kernel can read (see `order_of`) is copied at once; one whose copy saves time is copied by the launch (see
+    `_as_read`). ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its
+    tiles, if the product is computed in tiles of a list.
     """
     R, N = block
-    M, K = X.shape
-    given, lasting = (X, Y), True
+    (M, K), columns = X.shape, Y.shape[1]
     problem = BlockProblem(card().arch, X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
     if max(*X.shape, *Y.shape) >= _MOST or not BlockProductsSm80.serves(problem):
         return None
-    if order_of(X) != "C":
-        X = X.copy(order="C")  # also where only the address is in the way
-    order = order_of(Y)
-    if not order or (BlockProductsSm90.serves(problem) and not BlockProductsSm90.serves(replace(problem, order=order))):
-        Y, order = Y.copy(order="F"), "F"
-    problem = replace(problem, order=order)
-    shape, counts = (len(indices), R, N), (len(indices), len(indices), M // R, Y.shape[1] // N)
+    counts = (len(indices), len(indices), M // R, columns // N)
+    given = X, Y
+    X, Y = (x if order_of(x) else x.copy(order=order) for x, order in ((X, "C"), (Y, "F")))
+    lies = replace(problem, x_order=order_of(X), order=order_of(Y))
+    read = _as_read(lies, counts, card())
+    if read != lies and X.dtype not in HALF_DTYPES:
+        X, lies = X.copy(order="C"), read
     found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
-    lines = tuple(x.strides[0 if o == "C" else 1] // x.itemsize for x, o in ((X, "C"), (Y, order)))
+    lines = (
+        X.strides[0 if lies.x_order == "C" else 1] // X.itemsize,
+        Y.strides[0 if lies.order == "C" else 1] // Y.itemsize,
+    )
+    launch, lasting = (
+        _launch(lies, lines, found, kept) if read == lies else _copying_launch(lies, read, lines, found, kept)
+    )
+    if launch is None:
+        return None
+    return SampledLaunch(launch, (counts[0], R, N), dtype, (X, Y), lasting and X is given[0] and Y is given[1])
+
+
+def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> BlockProblem:
+    """Return the product in the orders in which its operands are best read, the time of copies included.
+
+    Copies have K as their contiguous dimension, as all kernels read best.
+
+    Lines of TMA are short where small blocks lie side by side in a row-major Y or a column-major X. On an H200, X and Y
+    of 8192 x 8192 with blocks of 16 x 16 took 8.5 ms with a row-major Y, whose lines have 32 bytes, and 2.7 ms with a
+    column-major one.
+    """
+    blocks, _, rows, columns = counts
+
+    def seconds(read: BlockProblem) -> float:
+        kernel = BlockProductsSm90.of(read) or BlockProductsSm80.of(read)
+        if kernel is None:
+            return math.inf
+        copied = [rows * read.R] * (read.x_order != problem.x_order) + [columns * read.N] * (
+            read.order != problem.order
+        )
+        found = kernel.sampled_seconds(read, blocks, (rows, columns), card)
+        return found + sum(_LAUNCH + 2 * n * read.K * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copied)
+
+    orders = itertools.product(dict.fromkeys((problem.x_order, "C")), dict.fromkeys((problem.order, "F")))
+    return min((replace(problem, x_order=x, order=y) for x, y in orders), key=seconds)
+
+
+def _copying_launch(
+    lies: BlockProblem, read: BlockProblem, lines: tuple[int, int], found: Lists, kept: Kept | None
+) -> tuple[Launch | Chain | None, bool]:
+    """Return what `_launch` does, with copies of the operands that are read in another order, made by each launch."""
+    K, sides = lies.K, (found.counts[2] * lies.R, found.counts[3] * lies.N)
+    differs = (read.x_order != lies.x_order, read.order != lies.order)
+    inner, lasting = _launch(read, (K if differs[0] else lines[0], K if differs[1] else lines[1]), found, kept)
+    if inner is None:
+        return None, lasting
+    steps, places = [], [0, 1]
+    copied = [n for n in range(2) if differs[n]]
+    for room, n in enumerate(copied, 3):  # behind X, Y and the result
+        steps.append(_Step(Transpose16().launch(lines[n], K, sides[n]), (n, room)))
+        places[n] = room
+    steps.append(_Step(inner, (*places, 2)))
+    # Without memory for copies the operands are read as they lie.
+    is_served = BlockProductsSm90.serves(lies) or BlockProductsSm80.serves(lies)
+    otherwise = (lambda: _launch(lies, lines, found, None)[0]) if is_served else None
+    return Chain(steps, [((sides[n], K), lies.a) for n in copied], otherwise), lasting
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step of a chain that starts a launch for some of the arrays."""
+
+    launch: Launch
+    places: tuple[int, ...]
+
+    def __call__(self, arrays: Any) -> None:
+        self.launch.start([arrays[n] for n in self.places])
+
+
+def _launch(
+    problem: BlockProblem, lines: tuple[int, int], found: Lists, kept: Kept | None
+) -> tuple[Launch | None, bool]:
+    """Return the launch for operands whose lines begin so many elements apart, or None if there are too many tiles.
+
+    The second result tells whether it serves later products too.
+    """
+    R, K, N = problem.R, problem.K, problem.N
+    blocks, _, rows, columns = found.counts
     kernel = BlockProductsSm90.of(problem)
     if kernel is None:
         other = BlockProductsSm80.of(problem)
         assert other is not None
-        steps = (*lines, R * lines[0], N * (lines[1] if order == "F" else 1))
-        launch = other.launch(steps, shape, found, K)
-    else:
-        kernel, found, lasting = _tiles_of(kernel, problem, found, kept)
-        height = kernel.tile_m // max(1, kernel.row_parts)
-        left = _map(X, (K, M, 1), (lines[0], lines[0]), (64, height))
-        slab = min(kernel.part_n, 64)
-        dims, box = ((K, Y.shape[1]), (64, kernel.part_n)) if kernel.b_transposed else ((Y.shape[1], K), (slab, 64))
-        right = _map(Y, (*dims, 1), (lines[1], lines[1]), box)
-        launch = kernel.launch((left, right), shape, found, K)
-    if launch is None:
-        return None
-    return SampledLaunch(launch, shape, dtype, (X, Y), lasting and X is given[0] and Y is given[1])
+        a_block = R * (lines[0] if problem.x_order == "C" else 1)
+        steps = (*lines, a_block, N * (lines[1] if problem.order == "F" else 1))
+        return other.launch(steps, (blocks, R, N), found, K), True
+    kernel, tiles, lasting = _tiles_of(kernel, problem, found, kept)
+    left, right = (
+        _map(problem.a, (side, K, 1), (line, line), (min(part, 64), 64))
+        if is_across
+        else _map(problem.a, (K, side, 1), (line, line), (64, part))
+        for is_across, side, part, line in (
+            (kernel.a_transposed, rows * R, kernel.part_m, lines[0]),
+            (not kernel.b_transposed, columns * N, kernel.part_n, lines[1]),
+        )
+    )
+    return kernel.launch((left, right), (blocks, R, N), tiles, K), lasting
 
 
 def _tiles_of(
@@ -555,11 +695,10 @@ def _tiles_of(
         return kernel, found, False
     tiles = kept(("tiles", *key), lambda: lists.listed(found.right, found.starts, columns, wide.row_parts, wide.parts))
     made[key] = True
-    return wide, Lists(tiles.tiles, tiles.tiles, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
+    return wide, Lists(tiles.tiles, tiles.order, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
 
 
-def _map(x: Array, dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
+def _map(dtype: np.dtype[Any], dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
     """Return the tensor map of a stack of matrices, fastest dimension first; a line of the box is a swizzled row."""
-    strides = tuple(p * x.itemsize for p in (*pitches, pitches[-1]))
-    swizzle = f"{box[0] * x.itemsize}B"
-    return Layout(tensor_map.dtype_name(x.dtype), (*dims, 1), strides, (*box, 1, 1), swizzle)
+    strides = tuple(p * dtype.itemsize for p in (*pitches, pitches[-1]))
+    return Layout(tensor_map.dtype_name(dtype), (*dims, 1), strides, (*box, 1, 1), f"{box[0] * dtype.itemsize}B")

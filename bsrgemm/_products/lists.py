@@ -94,7 +94,7 @@ class SampledTiles(Kernel, source="sampled_tiles.cu", argument=arguments.SAMPLED
     """The kernel that lists tiles of `group` block rows by `wide` block columns for a sampled product.
 
     A tile is a record of block rows, block columns, and the stored block where each row and column meet, or -1. Each
-    CTA lists the tiles of a window of `rows` block rows and `columns` block columns.
+    CTA lists the tiles of a window of `rows` block rows and `columns` block columns: 8192 columns of the matrix.
     """
 
     group: int
@@ -102,9 +102,16 @@ class SampledTiles(Kernel, source="sampled_tiles.cu", argument=arguments.SAMPLED
     index: str = "i32"
 
     rows = 64
-    columns = 512
-    #: size of the kernel's struct Window in bytes
-    shared_bytes = rows * columns * 4 + rows * columns // 8 + 4
+
+    @property
+    def columns(self) -> int:
+        return 32 * self.wide
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the kernel's struct Window in bytes: numbers and bits of blocks, and the lowest row of tiles."""
+        most = self.rows * self.columns // self.wide + self.rows // self.group
+        return self.rows * self.columns * 4 + self.rows * self.columns // 8 + 12 + self.rows * 4 + -(-most // 4) * 4
 
     @property
     def threads(self) -> int:
@@ -271,11 +278,13 @@ class TileList:
     """The tiles of a pattern: `tiles` has a row of numbers for each.
 
     A row has the block rows of a tile, its block columns, and for each of its rows the blocks in these columns. All
-    are -1 where there is none. ``counts[0]`` is the number of tiles. For each `SampledTiles.rows` block rows, `counts`
-    has the number of their tiles and the row of `tiles` with the first of them.
+    are -1 where there is none. `order` has the numbers of these rows in the order in which tiles are computed.
+    ``counts[0]`` is the number of tiles. For each window, those of the first block rows first, `counts` has the number
+    of its tiles and the place in `order` of the first of them.
     """
 
     tiles: Array
+    order: Array
     counts: Array
 
 
@@ -284,12 +293,16 @@ def listed(indices: Array, indptr: Array, columns: int, row_parts: int, parts: i
     kernel = SampledTiles(row_parts, parts, element(indices.dtype))
     rows, blocks = len(indptr) - 1, len(indices)
     capacity = kernel.capacity(blocks, rows, columns)
-    windows = kernel.grid(rows, columns)[0]
-    found = TileList(cupy.empty((capacity, kernel.record), _INT32), cupy.zeros(1 + 2 * windows, _INT32))
+    down, across = kernel.grid(rows, columns)
+    found = TileList(
+        cupy.empty((capacity, kernel.record), _INT32),
+        cupy.empty(capacity, _INT32),
+        cupy.zeros(1 + 2 * down * across, _INT32),
+    )
     argument = arguments.SAMPLED_TILES.pack(
-        indices=indices.data.ptr, indptr=indptr.data.ptr, tiles=found.tiles.data.ptr, counts=found.counts.data.ptr,
-        rows=rows, columns=columns, blocks=blocks, capacity=capacity,
+        indices=indices.data.ptr, indptr=indptr.data.ptr, tiles=found.tiles.data.ptr, order=found.order.data.ptr,
+        counts=found.counts.data.ptr, rows=rows, columns=columns, blocks=blocks, capacity=capacity,
     )  # fmt: skip
-    uses = (indices, indptr, found.tiles, found.counts)
+    uses = (indices, indptr, found.tiles, found.order, found.counts)
     run(kernel, kernel.grid(rows, columns), (jit.argument(argument),), uses=uses)
     return found

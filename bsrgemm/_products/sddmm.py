@@ -63,18 +63,21 @@ def sddmm(
     -----
     16-bit floats are summed in float32 and rounded once. The CPU multiplies gathered columns of `Y` by BLAS. GPUs since
     Ampere use their tensor cores for floats of 16, 32 and 64 bits, if the sides of the blocks are multiples of 16 and
-    `K` times the size of an element is a multiple of 16 bytes. An operand whose rows or columns do not start at
-    multiples of 16 bytes is copied first; on Hopper, so is a row-major `Y` of 16-bit floats if the number of columns of
-    a block is not a multiple of 32. All other cases run on the CUDA cores of any GPU, with the kernel of the product of
-    two BSR matrices, and need temporary memory for a copy of `Y`.
+    `K` times the size of an element is a multiple of 16 bytes. Both operands may be row-major or column-major, as they
+    are or transposed: ``sddmm(dY.T, X, W)``, the gradient of weights, reads both as they lie. Three kinds of operands
+    are copied first: one whose rows or columns do not start at multiples of 16 bytes; on Hopper, in large products of
+    16-bit floats, a row-major `Y` in blocks of 16 or 32 columns and a column-major `X` in blocks of 16 rows, where the
+    product gains more than the copy takes; elsewhere, a column-major `X` unless the rows of a block are a multiple of
+    128 bytes. All other cases run on the CUDA cores of any GPU, with the kernel of the product of two BSR matrices, and
+    need temporary memory for a copy of `Y`.
 
     On Hopper, products of 16-bit floats in blocks of 16, 32 or 64 rows and 16, 32, 64 or 128 columns are computed in
     tiles of blocks that need not be neighbours, from the second product with a pattern on, unless the pattern is small
     or has few blocks, or `alpha`, `beta` or `out_dtype` is given. Results have the same bits. The second product makes
-    a list of these tiles, which is kept with the pattern: about 14, 22 or 38 bytes for each stored block of 64 x 64,
+    a list of these tiles, which is kept with the pattern: about 16, 24 or 39 bytes for each stored block of 64 x 64,
     32 x 32 or 16 x 16. For blocks of R x N the list has at most ``blocks // wide + windows * 64 // group`` tiles of
-    ``group + wide + group * wide`` int32 numbers, where ``group = 128 // R``, ``wide = 256 // N``, and `windows` is the
-    number of windows of 64 block rows and 512 block columns that cover the pattern.
+    ``1 + group + wide + group * wide`` int32 numbers, where ``group = 128 // R``, ``wide = 256 // N``, and `windows` is
+    the number of windows of 64 block rows and ``32 * wide`` block columns that cover the pattern.
 
     The call waits for the GPU only in two cases: to search for duplicate blocks in a pattern that is not known to be in
     canonical format, and to compare the structure of `out` with that of `pattern` if they do not share their index

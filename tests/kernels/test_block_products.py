@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -119,33 +119,131 @@ def pattern_of(there: np.ndarray[Any, Any], block: tuple[int, int], dtype: Any =
     return Bsr(np.zeros((len(row), *block), dtype), col.astype("i4"), indptr, shape)
 
 
+#: How X and Y lie, K or rows and columns first; with a number, lines have gaps between them.
+ORDERS = [*product("CF", "CF"), ("F48", "C48"), ("C48", "F48")]
+
+
+def copies(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    """Let the launch copy an operand whose lines are not along K, or let no copy be worth it."""
+    monkeypatch.setattr(block_products, "_LINE_CYCLES" if wanted else "_COPY_RATE", 1e9 if wanted else 1e-30)
+
+
 def check_samples(
-    device: Device, arch: str, pattern: Bsr, K: int, rng: np.random.Generator, order: str = "C", **how: Any
-) -> None:
-    """``X @ Y`` at the blocks of a pattern, by the kernel of this architecture."""
+    device: Device,
+    arch: str,
+    pattern: Bsr,
+    K: int,
+    rng: np.random.Generator,
+    orders: tuple[str, str] = ("C", "C"),
+    **how: Any,
+) -> list[str]:
+    """``X @ Y`` at the blocks of a pattern, by the kernel of this architecture; all kernels that were launched."""
     dtype, (R, C) = pattern.data.dtype, pattern.data.shape[1:]
     X, Y = numbers(rng, (pattern.shape[0], K), dtype), numbers(rng, (K, pattern.shape[1]), dtype)
     with device.kernels() as kernels:
-        got = bg.sddmm(device.asarray(X), device.lying(Y, order), pattern.on(device), **how)
+        got = bg.sddmm(device.lying(X, orders[0]), device.lying(Y, orders[1]), pattern.on(device), **how)
     assert kernel_of(arch) in kernels
     row = np.repeat(np.arange(len(pattern.indptr) - 1), np.diff(pattern.indptr))
     product = (X.astype(float) @ Y.astype(float)).reshape(len(pattern.indptr) - 1, R, -1, C).swapaxes(1, 2)
     np.testing.assert_array_equal(device.asnumpy(got.data).astype(float), product[row, pattern.indices])
+    return kernels
+
+
+#: Each order of both operands, and each size of both sides; all others are large.
+SAMPLED = [
+    *(((64, 64), ("C", "C")), ((128, 128), ("F", "C")), ((128, 128), ("C", "F")), ((128, 64), ("F", "F"))),
+    *(((48, 80), ("F", "C")), ((32, 32), ("C", "F")), ((32, 32), ("F", "C")), ((16, 16), ("F", "F"))),
+    *(((64, 16), ("F48", "C48")), ((16, 64), ("C48", "F48"))),
+]
+SAMPLED_BLOCKS = [(64, 64), (128, 128), (128, 64), (48, 80), (80, 48), (32, 32), (16, 16), (16, 64), (64, 16)]
 
 
 @pytest.mark.races
 @pytest.mark.parametrize(
-    ("block", "order"),
+    ("block", "orders"),
     [
-        *(((64, 64), "C"), ((128, 128), "C"), ((128, 128), "F"), ((128, 64), "F"), ((48, 80), "C")),
-        *(((32, 32), "F"), ((32, 32), "C"), ((16, 16), "F"), ((64, 16), "C")),
+        *SAMPLED,
+        *(
+            pytest.param(block, orders, marks=pytest.mark.large)
+            for block, orders in product(SAMPLED_BLOCKS, ORDERS)
+            if (block, orders) not in SAMPLED
+        ),
     ],
     ids=str,
 )
-def test_sampled_products(block: Any, order: str, arch: str, device: Device, rng: np.random.Generator) -> None:
+def test_sampled_products(
+    block: Any, orders: Any, arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied, except that X of 16-bit floats needs blocks of 64 rows before Hopper."""
+    copies(monkeypatch, False)
     there = rng.random((3, 7)) < 0.7
     there[1] = False
-    check_samples(device, arch, pattern_of(there, block), 136, rng, order)
+    kernels = check_samples(device, arch, pattern_of(there, block), 136, rng, orders)
+    assert ("transpose16" in kernels) == (arch == "sm_80" and orders[0][0] == "F" and block[0] % 64 != 0)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("orders", ORDERS, ids=str)
+@pytest.mark.parametrize(("block", "shape", "K"), [((16, 16), (9, 5), 72), ((48, 80), (3, 2), 8)], ids=str)
+def test_operands_are_copied_where_that_is_faster(
+    block: Any,
+    shape: Any,
+    K: int,
+    orders: Any,
+    arch: str,
+    device: Device,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the launch, which is kept: later operands are copied, too. More than one tile of the copy, and less.
+
+    Tiles of one block row read X in lines of 128 bytes in both orders.
+    """
+    copies(monkeypatch, True)
+    there = rng.random(shape) < 0.7
+    pattern = pattern_of(there, block)
+    kernels = check_samples(device, arch, pattern, K, rng, orders)
+    assert ("transpose16" in kernels) == (orders[1][0] == "C")
+    on_card = pattern.on(device)
+    for n in range(2):
+        X, Y = numbers(rng, (pattern.shape[0], K), F16), numbers(rng, (K, pattern.shape[1]), F16)
+        operands = device.lying(X, orders[0]), device.lying(Y, orders[1])
+        with device.kernels() as kernels:
+            got = bg.sddmm(*operands, on_card)
+        assert bool(kernels) == (n == 0)
+        want = (X.astype(float) @ Y.astype(float)) * np.kron(there, np.ones(block))
+        np.testing.assert_array_equal(device.asnumpy(got.toarray()).astype(float), want)
+
+
+def test_the_order_of_operands_does_not_change_a_bit(
+    arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies(monkeypatch, False)
+    pattern = pattern_of(rng.random((2, 5)) < 0.7, (64, 32)).on(device)
+    X, Y = rng.standard_normal((128, 136)).astype(F16), rng.standard_normal((136, 160)).astype(F16)
+    results = [
+        device.asnumpy(bg.sddmm(device.lying(X, x), device.lying(Y, y), pattern).data) for x, y in product("CF", "CF")
+    ]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def test_gradients_of_weights_over_a_batch_read_operands_as_they_lie(
+    arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``x @ W``: X of the sampled product is the transpose of x, row by row, and its Y is dy as it lies."""
+    copies(monkeypatch, False)
+    there = rng.random((3, 4)) < 0.6
+    W = pattern_of(there, (64, 64))
+    x, dy = numbers(rng, (2, 40, W.shape[0]), F16), numbers(rng, (2, 40, W.shape[1]), F16)
+    with device.kernels() as kernels:
+        _, dW = bg.matmul_backward(device.asarray(dy), device.asarray(x), W.on(device))
+    assert kernel_of(arch) in kernels and "transpose16" not in kernels
+    want = sum(a.T.astype(float) @ b.astype(float) for a, b in zip(x, dy, strict=True)) * np.kron(
+        there, np.ones((64, 64))
+    )
+    np.testing.assert_array_equal(device.asnumpy(dW.toarray()).astype(float), want)
 
 
 @pytest.mark.races
@@ -155,7 +253,7 @@ def test_one_cta_has_more_tiles_and_stages_than_it_holds(
     block: Any, cols: int, arch: str, device: Device, rng: np.random.Generator
 ) -> None:
     """What comes next takes the places of what all lanes have read."""
-    check_samples(device, arch, pattern_of(np.ones((1, cols), bool), block), 64, rng)
+    check_samples(device, arch, pattern_of(np.ones((1, cols), bool), block), 64, rng, ("F", "C"))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
@@ -180,18 +278,21 @@ def test_sampled_rows_far_from_each_other(arch: str, device: Device, rng: np.ran
 
 @pytest.mark.parametrize("arch", ["sm_80"], indirect=True)
 @pytest.mark.parametrize(
-    ("dtype", "block", "order"),
-    [(F32, (32, 32), "C"), (F32, (16, 48), "F"), (F64, (16, 16), "C"), (F64, (64, 32), "F"), (F32, (128, 128), "C")],
+    ("dtype", "block", "orders"),
+    [
+        *((F32, (32, 32), ("F", "C")), (F32, (16, 48), ("F", "F")), (F64, (16, 16), ("F", "C"))),
+        *((F64, (64, 32), ("C", "F")), (F64, (128, 16), ("F48", "F48")), (F32, (128, 128), ("C", "C"))),
+    ],
     ids=str,
 )
 def test_floats_of_32_and_64_bits(
-    dtype: Any, block: Any, order: str, arch: str, device: Device, rng: np.random.Generator
+    dtype: Any, block: Any, orders: Any, arch: str, device: Device, rng: np.random.Generator
 ) -> None:
     """Sampled, by one product of tf32 and by three; and pairs, also where the last step along K is not whole."""
     there = np.zeros((2, 5), bool)
     there[0, [0, 2, 4]] = there[1, 1] = True
     for how in ({}, {"precision": "tf32"}) if dtype == F32 else ({},):
-        check_samples(device, arch, pattern_of(there, block, dtype), 44, rng, order, **how)
+        check_samples(device, arch, pattern_of(there, block, dtype), 44, rng, orders, **how)
     a, b = numbers(rng, (3, block[0], 44), dtype), numbers(rng, (3, 44, block[1]), dtype)
     given = a, np.array([0, 1, 2]), b, np.array([2, 0, 9]), np.array([0, 2])
     np.testing.assert_array_equal(paired(device, *given, dtype=dtype), sums_of_pairs(*given))
