@@ -13,6 +13,9 @@ from .call import BackwardCall, key_of_gradients
 from .engine import ENGINES
 from .mask import BlockMask
 
+#: Operands that have one number for each query and head.
+_SUMS = ("lse", "dlse", "delta")
+
 
 def attention_backward(
     dout: Any,
@@ -114,11 +117,11 @@ def attention_backward(
     key, given = None, (dq, dk, dv)
     if backend_of(q) is None:
         tensors = {"q": q, "k": k, "v": v, "dout": dout, "lse": lse, "out": out, "dlse": dlse, "delta": delta}
-        found = checks.arrays(tensors, {"dq": dq, "dk": dk, "dv": dv})
-        q, k, v, dout, lse, out, dlse, delta, dq, dk, dv = found
+        q, k, v, dout, lse, out, dlse, delta, dq, dk, dv = checks.arrays(tensors, {"dq": dq, "dk": dk, "dv": dv})
     own = backend_of(q)
-    plain = cu_seqlens_q is cu_seqlens_k is None
-    if plain and (mask is None or type(mask) is BlockMask) and own is not None and own.records and own.is_dense(q):
+    variable = cu_seqlens_q is not None or cu_seqlens_k is not None
+    plain = not variable and (mask is None or type(mask) is BlockMask)
+    if plain and own is not None and own.records and own.is_dense(q):
         read, results = (q, k, v, dout, lse, out, dlse, delta), (dq, dk, dv)
         key = key_of_gradients(read, results, window, (causal, scale, softcap, layout, align, deterministic))
         known: _Known | None = None if key is None else ENGINES.of(own).known(mask, key)
@@ -127,15 +130,11 @@ def attention_backward(
     checks.check_layout(layout, align)
     causal, ordered = checks.checked_flag(causal, "causal"), checks.checked_flag(deterministic, "deterministic")
     left, right = checks.band(window, causal)
-    variable = cu_seqlens_q is not None or cu_seqlens_k is not None
     backend, q, k, v = checks.operands(q, k, v, layout, variable)
     dtype, acc = checks.dtypes_of(q.dtype, k.dtype, v.dtype, None, None)
-    q4, k4, v4 = (checks.by_heads(x, layout, variable) for x in (q, k, v))
-    sizes = checks.sizes_of(q4.shape, k4.shape, v4.shape)
-    bounds = None
-    if variable:
-        bounds = checks.checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask)
-    else:
+    sizes = checks.sizes_of(*(checks.by_heads(x, layout, variable).shape for x in (q, k, v)))
+    bounds = checks.checked_bounds(backend, cu_seqlens_q, cu_seqlens_k, sizes, mask) if variable else None
+    if bounds is None:
         checks.check_mask(backend, mask, sizes)
     # Equal scales have equal bytes: -0.0 becomes 0.0.
     factor = sizes.scale if scale is None else checks.checked_number(scale, "scale", acc) + 0.0
@@ -152,20 +151,11 @@ def attention_backward(
     arrays = {name: x for name, x in inputs.items() if x is not None}
     for name, into, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
         arrays[name] = checked.result(into, name, tuple(like.shape), arrays)
-    lse, dlse, delta = (x[None] if variable and x is not None else x for x in (lse, dlse, delta))
+    by_heads = {name: checks.by_heads(x, layout, variable) for name, x in arrays.items() if name not in _SUMS}
+    sums = {name: arrays[name][None] if variable else arrays[name] for name in _SUMS if name in arrays}
     launch = ENGINES.of(backend).backward(
         BackwardCall(
-            q=q4,
-            k=k4,
-            v=v4,
-            out=None if out is None else checks.by_heads(out, layout, variable),
-            dout=checks.by_heads(dout, layout, variable),
-            lse=lse,
-            dlse=dlse,
-            delta=delta,
-            dq=checks.by_heads(arrays["dq"], layout, variable),
-            dk=checks.by_heads(arrays["dk"], layout, variable),
-            dv=checks.by_heads(arrays["dv"], layout, variable),
+            **{"out": None, "dlse": None, "delta": None, **by_heads, **sums},
             acc=acc,
             scale=factor,
             softcap=cap,
@@ -178,8 +168,7 @@ def attention_backward(
         )
     )
     if launch is not None and key is not None:
-        kinds = tuple((tuple(x.shape), dtype) for x in (q, k, v))
-        ENGINES.of(backend).remember(mask, key, _Known(backend, kinds, launch))
+        ENGINES.of(backend).remember(mask, key, _Known(backend, tuple((x.shape, dtype) for x in (q, k, v)), launch))
     return _delivered((arrays["dq"], arrays["dk"], arrays["dv"]), given)
 
 
