@@ -36,14 +36,16 @@ __device__ __forceinline__ Group group_at(const AttentionValues& p, int number) 
   return {bound(low) + 16 * (number - place(low)), bound(low + 1)};
 }
 
-// Grid: batches times heads, tiles of places, tiles of columns.
+// Grid: tiles of places of all batches and heads, since only its first side has room for those of long sequences; tiles
+// of columns.
 extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __grid_constant__ AttentionValues p) {
   __shared__ u8 tile[kKeys * kPitch];
   __shared__ Group groups[kGroups];
-  const int place = blockIdx.y * kKeys, column = blockIdx.z * kColumns;
+  const int tiles = (p.room + kKeys - 1) / kKeys, head = blockIdx.x / tiles;
+  const int place = (blockIdx.x - head * tiles) * kKeys, column = blockIdx.y * kColumns;
   if (threadIdx.x < kGroups) groups[threadIdx.x] = group_at(p, place / 16 + threadIdx.x);
   __syncthreads();
-  const u8* from = p.v + blockIdx.x / p.heads * p.batch + blockIdx.x % p.heads * p.head + column;
+  const u8* from = p.v + head / p.heads * p.batch + head % p.heads * p.head + column;
   const int columns = min(p.columns - column, kColumns);
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
     const int row = i / (kColumns / 16), first = i % (kColumns / 16) * 16;
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) attention_values(const __
     for (int j = 0; j < 16; ++j) tile[row * kPitch + first + j] = bytes[j];
   }
   __syncthreads();
-  u8* to = p.to + (i64(blockIdx.x) * p.columns + column) * p.room + place;
+  u8* to = p.to + (i64(head) * p.columns + column) * p.room + place;
   for (int i = threadIdx.x; i < kKeys * kColumns / 16; i += kThreads) {
     const int row = i / kGroups, first = i % kGroups * 16;
     if (row >= columns || place + first >= p.room) continue;

@@ -164,7 +164,7 @@ def attention(
     key, given = None, out
     own = backend_of(q)
     if own is None or (out is not None and backend_of(out) is None):
-        q, k, v, out = arrays(q, k, v, out)
+        q, k, v, out = arrays({"q": q, "k": k, "v": v}, {"out": out})
         own = backend_of(q)
     plain = cu_seqlens_q is cu_seqlens_k is q_scale is k_scale is v_scale is out_dtype is None
     if plain and (mask is None or type(mask) is BlockMask) and own is not None and own.records and own.is_dense(q):

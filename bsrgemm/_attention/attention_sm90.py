@@ -262,8 +262,8 @@ class AttentionValues(Kernel, source="attention_values.cu", argument=arguments.A
         return (-(-keys // 16) + sequences) * 16
 
     @staticmethod
-    def grid(heads: int, room: int, columns: int) -> tuple[int, int, int]:
-        return heads, -(-room // 128), -(-columns // 64)
+    def grid(heads: int, room: int, columns: int) -> tuple[int, int]:
+        return heads * -(-room // 128), -(-columns // 64)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionValues]:

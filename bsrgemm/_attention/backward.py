@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .._backend.base import Backend
+import cupy
+
 from .._kernels import forced_kernel
-from .._kernels.card import card
+from .._kernels.card import Card, card
 from .._kernels.kernel import Kernel
-from .._kernels.launch import contiguous
+from .._kernels.launch import Chain, contiguous
 from .backward_kernel import BackwardProblem, Gradients
 from .backward_sm80 import AttentionDelta, BackwardFused, BackwardSimt, BackwardSm80
 from .backward_sm90 import (
@@ -21,6 +22,7 @@ from .backward_sm90 import (
     TurnOrder,
 )  # fmt: skip
 from .call import BackwardCall
+from .choose import calls_of
 from .forward import CAPPED, SIGNED, readable, scores, share_of_blocks
 from .mask import BlockMask
 
@@ -56,25 +58,44 @@ def choose(problem: BackwardProblem, wanted: str | None = None) -> Gradients:
     raise ValueError(f"{wanted} cannot compute these gradients: {problem}")
 
 
-def backward(backend: Backend, call: BackwardCall) -> None:
-    """Start the kernels that write dq, dk and dv on CuPy's current stream."""
+def backward(call: BackwardCall) -> Chain | None:
+    """Start the kernels that write dq, dk and dv on CuPy's current stream.
+
+    The result starts calls of the same kind again. It is None for an empty problem, for sequences of different lengths
+    and where operands are copied first: these calls have operands of their own.
+    """
     if not call.q.shape[2] or not call.k.shape[2] or not call.q.size:
         for x in (call.dq, call.dk, call.dv):
             x.fill(0)
-        return
-    kernel = choose(problem_of(call), forced_kernel.name)
+        return None
+    machine = card()
+    kernel = choose(problem_of(call, machine), forced_kernel.name)
     # What the kernels cannot read as it is, is copied first.
-    names = (*_SUMS, *_ROWS) if kernel.reads_rows else _SUMS
-    given = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
-    copied = {name: readable(x) if name in _ROWS else contiguous(x) for name, x in given.items()}
-    kernel.start(backend, replace(call, **copied))
+    given = call.operands
+    copied = {name: contiguous(given[name]) for name in _SUMS if name in given}
+    if kernel.reads_rows:
+        copied |= {name: readable(given[name]) for name in _ROWS}
+    call = replace(call, **copied)
+    operands = call.operands
+    key = (
+        kernel, *((name, x.dtype, x.shape, x.strides) for name, x in operands.items()), call.scale, call.softcap,
+        call.left, call.right, call.bottom_right, None if call.bounds is None else len(call.bounds[0]),
+        cupy.cuda.runtime.getDevice(),
+    )  # fmt: skip
+    chain: Chain = calls_of(call.mask).made(key, lambda: kernel.prepare(call, machine))
+    arrays = list(operands.values())
+    if call.bounds is not None:
+        arrays += [*call.bounds, *(x for part in kernel.parts() for x in part.sequences(call))]
+    chain.start(arrays)
+    as_given = call.bounds is None and all(operands[name] is x for name, x in given.items())
+    return chain if as_given else None
 
 
-def problem_of(call: BackwardCall) -> BackwardProblem:
+def problem_of(call: BackwardCall, machine: Card) -> BackwardProblem:
     """What decides the kernel for these operands."""
     mode, _, _ = scores(call.scale, call.softcap)
     return BackwardProblem(
-        arch=card().arch,
+        arch=machine.arch,
         dtype=call.q.dtype,
         dout_dtype=call.dout.dtype,
         acc=call.acc,

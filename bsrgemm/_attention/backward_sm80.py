@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cupy
-
-from .._backend.base import Array, Backend
 from .._kernels import jit
-from .._kernels.card import card
+from .._kernels.card import Card
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel, host
-from .._kernels.launch import run
+from .._kernels.launch import Chain, Launch
 from . import arguments
 from .backward_kernel import (
     OF_KEYS,
@@ -24,11 +21,11 @@ from .backward_kernel import (
     BackwardProblem,
     Gradients,
     Lists,
-    used_by,
+    places_of,
 )  # fmt: skip
 from .backward_sm90 import BackwardEnd, Rows, halves
 from .call import BackwardCall
-from .forward import CAPPED, DIMS, SIGNED, has_large_shared, pointer_of
+from .forward import CAPPED, DIMS, SIGNED, Places, address_writer, has_large_shared
 
 #: Elements of the operands, of the gradient of the result, and the type of the sums, that the CUDA cores multiply.
 _KINDS = (
@@ -40,21 +37,17 @@ _KINDS = (
 class Separate(Gradients):
     """A kernel that computes a part of the gradients: dq by queries, or dk and dv by keys."""
 
-    def parts(self) -> tuple[Separate, ...]:
-        """The kernels that compute all gradients, in the order of their launches."""
-        raise NotImplementedError
-
-    def grid(self, lists: Lists) -> tuple[int]:
-        """The CTAs of a launch."""
-        raise NotImplementedError
-
-    def start(self, backend: Backend, call: BackwardCall) -> None:
-        """Start a kernel for the statistics, and then each part."""
-        statistics = AttentionDelta.of(call)
-        for part in self.parts():
-            lists = Lists(backend, call, part)
-            packed = part.argument_of(call, lists, statistics.data.ptr)
-            run(part, part.grid(lists), (jit.argument(packed),), uses=(*used_by(call), statistics, *lists.held))
+    def prepare(self, call: BackwardCall, card: Card) -> Chain:
+        """A launch for the statistics, and then each part."""
+        parts = self.parts()
+        count, places = places_of(call, parts)
+        statistics = {"statistics": (count, 0)}
+        launches = [AttentionDelta.launch(call, {**places[0], **statistics}, card)]
+        for part, where in zip(parts, places, strict=True):
+            lists = Lists(call, part, card)
+            template, grid = part.template(call, lists), part.grid(lists, card)
+            launches.append(part.launch(call, template, grid, {**where, **statistics}, lists, lists.held))
+        return Chain([launch.start for launch in launches], [((*call.q.shape[:3], 2), call.acc)])
 
 
 @dataclass(frozen=True)
@@ -149,7 +142,7 @@ class BackwardSm80(
         keys = (OF_KEYS_AND_VALUES,) if self.widest <= 128 else (OF_KEYS, OF_VALUES)
         return tuple(replace(self, role=role) for role in (OF_QUERIES, *keys))
 
-    def grid(self, lists: Lists) -> tuple[int]:
+    def grid(self, lists: Lists, card: Card) -> tuple[int]:
         """A CTA has one tile."""
         return (min(lists.tiles * lists.heads, jit.MAX_GRID_X),)
 
@@ -197,9 +190,9 @@ class BackwardSimt(Separate, source="attention_backward_simt.cu", argument=argum
     def parts(self) -> tuple[BackwardSimt, ...]:
         return tuple(replace(self, role=role) for role in (OF_QUERIES, OF_KEYS_AND_VALUES))
 
-    def grid(self, lists: Lists) -> tuple[int]:
+    def grid(self, lists: Lists, card: Card) -> tuple[int]:
         """A CTA walks over several tiles."""
-        return (min(lists.tiles * lists.heads, self.ctas * card().multiprocessors),)
+        return (min(lists.tiles * lists.heads, self.ctas * card.multiprocessors),)
 
 
 @dataclass(frozen=True)
@@ -275,25 +268,24 @@ class AttentionDelta(Kernel, source="attention_delta.cu", argument=arguments.ATT
         return (max(1, min(-(-rows // 32), 16 * multiprocessors)),)
 
     @classmethod
-    def of(cls, call: BackwardCall) -> Array:
-        """What the kernels need of each query: (batches, heads, queries, 2)."""
+    def launch(cls, call: BackwardCall, places: Places, card: Card) -> Launch:
+        """What the kernels need of each query, as (batches, heads, queries, 2) where `statistics` are."""
         batches, heads, queries, columns = call.dout.shape
-        found = cupy.empty((batches, heads, queries, 2), call.acc)
         out = call.dout if call.out is None else call.out
         steps = {
             f"{name}_{axis}": step // x.itemsize
             for name, x in (("dout", call.dout), ("out", out))
             for axis, step in zip(("batch", "head", "row", "column"), x.strides, strict=True)
         }
-        packed = arguments.ATTENTION_DELTA.pack(
-            dout=call.dout.data.ptr, out=out.data.ptr, lse=call.lse.data.ptr, dlse=pointer_of(call.dlse),
-            delta=pointer_of(call.delta), to=found.data.ptr, rows=batches * heads * queries, heads=heads,
-            queries=queries, columns=columns, **steps,
+        names, struct = ("dout", "out", "lse", "dlse", "delta", "to"), arguments.ATTENTION_DELTA
+        packed = struct.pack(
+            **dict.fromkeys(names, 0), rows=batches * heads * queries, heads=heads, queries=queries, columns=columns,
+            **steps,
         )  # fmt: skip
         kernel = cls(element(call.dout.dtype), element(out.dtype), element(call.acc))
-        grid = cls.grid(batches * heads * queries, card().multiprocessors)
-        run(kernel, grid, (jit.argument(packed),), uses=(*used_by(call), found))
-        return found
+        grid = cls.grid(batches * heads * queries, card.multiprocessors)
+        places = {"out": places["dout"], **places, "to": places["statistics"]}
+        return Launch(kernel, grid, packed, pointers=address_writer(struct, [names], places))
 
 
 def _rounded(size: int) -> int:

@@ -10,18 +10,18 @@ from typing import Any, ClassVar
 import cupy
 import numpy as np
 
-from .._backend.base import Backend
 from .._kernels import jit
-from .._kernels.card import card, reaches
+from .._kernels.card import Card, reaches
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel
-from .._kernels.launch import run
+from .._kernels.launch import Chain, run
+from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered, kept_in
 from ..dtypes import HALF_DTYPES
 from . import arguments, mask_tiles
-from .backward_kernel import NOTHING_CUT, OF_KEYS_AND_VALUES, OF_QUERIES, BackwardProblem, Gradients, Lists, used_by
+from .backward_kernel import NOTHING_CUT, OF_KEYS_AND_VALUES, OF_QUERIES, BackwardProblem, Gradients, Lists, places_of
 from .call import BackwardCall
-from .forward import CAPPED, SIGNED, has_large_shared, pointer_of, share_of_blocks, strides_of, tensor_map_of
+from .forward import CAPPED, SIGNED, has_large_shared, layout_of, pointer_of, share_of_blocks, strides_of
 from .mask import BlockMask
 
 #: The smallest softcap for the kernels for Hopper. They recover the slope of a score from the logarithm of its weight,
@@ -75,50 +75,55 @@ class Rows(Gradients, argument=arguments.backward_rows()):
         """The kernel that is started behind this one, which writes dq."""
         raise NotImplementedError(type(self).__name__)
 
-    def grid(self, lists: Lists) -> tuple[int, ...]:
+    def grid(self, lists: Lists, card: Card) -> tuple[int, ...]:
         """CTAs stay and claim tiles, and shares of those that are cut."""
         claimed = lists.tiles * lists.heads + lists.cut * (lists.shares - 1)
-        return (min(claimed, self.ctas * card().multiprocessors),)
+        return (min(claimed, self.ctas * card.multiprocessors),)
 
-    def with_maps(self, call: BackwardCall, packed: bytearray) -> bytearray:
-        """The argument, with the tensor maps of the operands before it on Hopper."""
-        return packed
+    def parts(self) -> tuple[Rows, Rows]:
+        return self, self.last()
 
-    def start(self, backend: Backend, call: BackwardCall) -> None:
-        """Start three kernels: statistics and zeros, the products, dq."""
+    def prepare(self, call: BackwardCall, card: Card) -> Chain:
+        """Three launches: statistics and zeros, the products, dq."""
         batches, heads, queries = call.q.shape[:3]
         tiles = -(-queries // self.tile_q) if call.bounds is None else queries // self.tile_q + len(call.bounds[0])
         padded = tiles * self.pieces
-        pieces = batches * heads * padded
-        sizes = (64 * self.sums_columns, 64, 64, 1)
-        memory = cupy.empty(-(-pieces * sum(sizes) // 4) * 4, np.float32)
-        ends = np.cumsum((0, *sizes[:-1])) * pieces * 4
-        sums, logarithms, deltas, turns = (memory.data.ptr + int(end) for end in ends)
-        last = self.last()
-        own, rows = Lists(backend, call, self), Lists(backend, call, last)
-        # For each share of a tile that is cut the sums of dk and dv.
-        size = own.cut * own.shares * 2 * self.tile_k * self.head_dim
-        partials = cupy.empty(size, np.float32) if size else None
+        pieces, last = batches * heads * padded, self.last()
+        own, rows = Lists(call, self, card), Lists(call, last, card)
+        # What belongs to pieces; and for each share of a tile that is cut the sums of dk and dv.
+        sizes = {"sums": 64 * self.sums_columns, "logarithms": 64, "deltas": 64, "turns": 1}
+        memory, partials = -(-pieces * sum(sizes.values()) // 4) * 4, 2 * self.tile_k * self.head_dim
+        rooms = [(size, np.float32) for size in (memory, own.cut * own.shares * partials) if size]
+        count, places = places_of(call, (self, last))
+        ends = itertools.accumulate(sizes.values())
+        inside = {
+            name: (count, 4 * pieces * (end - size))
+            for (name, size), end in zip(sizes.items(), ends, strict=True)
+            if size
+        }
+        inside |= {"partials": (count + 1, 0)} if len(rooms) > 1 else {}
         listed = call.mask is not None and self.sums_columns  # the rows in which additions take turns
         out = call.dout if call.out is None else call.out
 
         def packed(kernel: Rows, lists: Lists) -> bytearray:
             return arguments.backward_rows().pack(
-                backward=kernel.argument_of(call, lists, statistics=0), out=pointer_of(call.out),
-                lse=call.lse.data.ptr, dlse=pointer_of(call.dlse), delta=pointer_of(call.delta),
-                out_strides=strides_of(out), logarithms=logarithms, deltas=deltas,
-                sums=sums if self.sums_columns else 0, turns=turns, row_first=rows.fields["first"] if listed else 0,
-                row_columns=rows.fields["columns"] if listed else 0, partials=pointer_of(partials), padded=padded,
-                whole=own.whole, shares=own.shares,
+                backward=kernel.template(call, lists), out=0, lse=0, dlse=0, delta=0, out_strides=strides_of(out),
+                logarithms=0, deltas=0, sums=0, turns=0, row_first=rows.fields["first"] if listed else 0,
+                row_columns=rows.fields["columns"] if listed else 0, partials=0, padded=padded, whole=own.whole,
+                shares=own.shares,
             )  # fmt: skip
 
-        uses = (*used_by(call), memory, partials, *own.held, *rows.held)
         of_queries = packed(last, rows)
         zeroed = not self.ordered and self.sums_columns
         begin = BackwardBegin(self.element, self.head_dim, self.tile_k, element(out.dtype), not zeroed)
-        run(begin, (padded, batches * heads), (jit.argument(of_queries),), uses=uses)
-        run(self, self.grid(own), (jit.argument(self.with_maps(call, packed(self, own))),), uses=uses)
-        run(last, last.grid(rows), (jit.argument(last.with_maps(call, of_queries)),), uses=uses)
+        of_own, of_rows = ({**where, **inside} for where in places)
+        held = (own.held, rows.held)
+        launches = (
+            begin.launch(call, of_queries, (padded, batches * heads), of_rows, rows, held),
+            self.launch(call, packed(self, own), self.grid(own, card), of_own, own, held),
+            last.launch(call, of_queries, last.grid(rows, card), of_rows, rows, held),
+        )
+        return Chain([launch.start for launch in launches], rooms)
 
 
 class OnHopper(Rows, argument=arguments.backward_sm90(), needs="sm_90a"):
@@ -133,10 +138,9 @@ class OnHopper(Rows, argument=arguments.backward_sm90(), needs="sm_90a"):
         """The name of the element in the wgmma instruction."""
         return self.element
 
-    def with_maps(self, call: BackwardCall, packed: bytearray) -> bytearray:
-        maps = {name: tensor_map_of(x, self.tile_q) for name, x in (("q", call.q), ("dout", call.dout))}
-        maps |= {name: tensor_map_of(x, self.tile_k) for name, x in (("k", call.k), ("v", call.v))}
-        return arguments.backward_sm90().pack(**maps, rows=packed)
+    def layouts(self, call: BackwardCall) -> tuple[Layout, ...]:
+        rows = ((call.q, self.tile_q), (call.k, self.tile_k), (call.v, self.tile_k), (call.dout, self.tile_q))
+        return tuple(layout_of(x, tile) for x, tile in rows)
 
     @classmethod
     def serves(cls, problem: BackwardProblem) -> bool:
@@ -192,7 +196,7 @@ class BackwardSm90(OnHopper, source="attention_backward_sm90.cu", derived=_HOPPE
     def last(self) -> BackwardEnd:
         return BackwardEnd(self.element, self.head_dim, self.tile_k, scores=self.scores)
 
-    def cut(self, call: BackwardCall, lists: Lists) -> tuple[int, int]:
+    def cut(self, call: BackwardCall, lists: Lists, card: Card) -> tuple[int, int]:
         if call.bounds is not None:
             return NOTHING_CUT
         (_, heads, queries, _), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
@@ -210,21 +214,21 @@ class BackwardSm90(OnHopper, source="attention_backward_sm90.cu", derived=_HOPPE
             turns = queries / self.tile_q
         # In order, a share waits for others of its query head, unless these take as long: shares have whole heads.
         of = group if self.ordered and longest > 1 else 0
-        return cut(lists.tiles * lists.heads, self.ctas * card().multiprocessors, turns * group, longest, of)
+        return cut(lists.tiles * lists.heads, self.ctas * card.multiprocessors, turns * group, longest, of)
 
-    def tiled(self, backend: Backend, call: BackwardCall, together: int) -> StreamOrdered:
+    def tiled(self, call: BackwardCall, together: int, card: Card) -> StreamOrdered:
         """In one order, the entries of a tile of keys are in an order in which few additions wait."""
-        mask, shape, walkers = call.mask, (self.tile_q, self.tile_k), self.walkers(call, together)
+        mask, shape, walkers = call.mask, (self.tile_q, self.tile_k), self.walkers(call, together, card)
         if mask is None or not walkers:
-            return super().tiled(backend, call, together)
+            return super().tiled(call, together, card)
         rows, tiles = (-(-n // size) for n, size in zip(mask.shape, shape, strict=True))
 
         def make() -> mask_tiles.Tiles:
-            return TurnOrder().in_turn(mask_tiles.by_keys(backend, mask, *shape), tiles, rows, walkers)
+            return TurnOrder().in_turn(mask_tiles.by_keys(mask._backend, mask, *shape), tiles, rows, walkers)
 
         return kept_in(mask.__dict__.setdefault("_tiles", {}), (*shape, "by keys", walkers), make)
 
-    def walkers(self, call: BackwardCall, together: int) -> int:
+    def walkers(self, call: BackwardCall, together: int, card: Card) -> int:
         """How many tiles of keys of a pattern are computed at the same time, or 0 if the order of their entries is that
         of the queries.
         """
@@ -232,7 +236,7 @@ class BackwardSm90(OnHopper, source="attention_backward_sm90.cu", derived=_HOPPE
         banded = min(call.left, call.right) < call.k.shape[2]
         if not self.ordered or call.mask is None or banded or not TurnOrder.pays(call.mask, self.tile_q):
             return 0
-        return max(1, card().multiprocessors * self.ctas // together)
+        return max(1, card.multiprocessors * self.ctas // together)
 
 
 @dataclass(frozen=True)
@@ -264,9 +268,6 @@ class BackwardKeysSm90(OnHopper, source="attention_backward_keys_sm90.cu", deriv
     def last(self) -> BackwardQueriesSm90:
         return BackwardQueriesSm90(self.element, self.head_dim, self.tile_k, self.scores)
 
-    def parts(self) -> tuple[Gradients, ...]:
-        return (self, self.last())
-
 
 @dataclass(frozen=True)
 class BackwardQueriesSm90(OnHopper, source="attention_backward_queries_sm90.cu", derived=f"{_HOPPER} ordered"):
@@ -288,7 +289,7 @@ class BackwardQueriesSm90(OnHopper, source="attention_backward_queries_sm90.cu",
     def every(cls, dtypes: Any) -> Iterator[BackwardQueriesSm90]:
         return (keys.last() for keys in BackwardKeysSm90.every(dtypes))
 
-    def grid(self, lists: Lists) -> tuple[int, ...]:
+    def grid(self, lists: Lists, card: Card) -> tuple[int, ...]:
         return (min(lists.tiles * lists.heads, jit.MAX_GRID_X),)
 
 
@@ -340,7 +341,7 @@ class BackwardEnd(Rows, source="attention_backward_end.cu", derived=_ALL):
 
     role, threads, ordered = OF_QUERIES, 256, False
 
-    def grid(self, lists: Lists) -> tuple[int, ...]:
+    def grid(self, lists: Lists, card: Card) -> tuple[int, ...]:
         return (lists.tiles * lists.heads * self.pieces,)
 
     def runs_on(self, arch: str) -> bool:

@@ -77,6 +77,13 @@ class BackwardCall:
     #: whether sums are made in an order that does not change from call to call
     deterministic: bool = True
 
+    @property
+    def operands(self) -> dict[str, Array]:
+        """The arrays that there are by name, in the order in which launches take them."""
+        names = ("q", "k", "v", "dout", "lse", "dq", "dk", "dv", "out", "dlse", "delta")
+        found = ((name, getattr(self, name)) for name in names)
+        return {name: x for name, x in found if x is not None}
+
 
 @dataclass(slots=True)
 class DecodeCall:
@@ -130,6 +137,26 @@ def key_of(operands: tuple[Any, Any, Any], out: Any, window: Any, options: tuple
         return None
     begins = q.data.ptr % 16, k.data.ptr % 16, v.data.ptr % 16
     return q.shape, q.strides, q.dtype, k.shape, k.strides, k.dtype, v.shape, v.strides, v.dtype, begins, asked
+
+
+def key_of_gradients(read: tuple[Any, ...], results: tuple[Any, ...], window: Any, options: tuple[Any, ...]) -> Any:
+    """Return everything that the checks and the launches of gradients depend on; None if it cannot be remembered.
+
+    The first array is there; others may be None.
+    """
+    kind = type(read[0])
+    asked = asked_for(kind, None, window, options)
+    if asked is None:
+        return None
+    found: list[Any] = ["gradients", asked]
+    for x in (*read, *results):
+        if x is None:
+            found.append(None)
+        elif type(x) is kind:
+            found += (x.shape, x.strides, x.dtype, x.data.ptr % 16)
+        else:
+            return None
+    return tuple(found)
 
 
 def asked_for(kind: Any, out: Any, window: Any, options: tuple[Any, ...]) -> Any:

@@ -85,16 +85,16 @@ def operands(q: Any, k: Any, v: Any, layout: str, variable: bool) -> tuple[Backe
     return backend, array(q, "q"), array(k, "k"), array(v, "v")
 
 
-def arrays(q: Any, k: Any, v: Any, out: Any) -> tuple[Any, Any, Any, Any]:
-    """q, k, v and `out` with tensors of other libraries as arrays that share their memory, where q is.
+def arrays(read: dict[str, Any], results: dict[str, Any]) -> list[Any]:
+    """Operands, of which q is one, and results: tensors of other libraries become arrays where q is, without a copy.
 
-    Their layouts are not looked at, and what q may not be is left as it is.
+    Their layouts are not looked at, and what q may not be is left as it is; None stays.
     """
-    backend = backend_of(q) or foreign_backend(q)
+    backend = backend_of(read["q"]) or foreign_backend(read["q"])
     if backend is None:
-        return q, k, v, out
-    q, k, v = (x if backend.is_dense(x) else adopted_array(backend, x, n) for x, n in ((q, "q"), (k, "k"), (v, "v")))
-    return q, k, v, out if out is None else target(backend, out, "out", ", where q is")
+        return [*read.values(), *results.values()]
+    found = [x if x is None or backend.is_dense(x) else adopted_array(backend, x, name) for name, x in read.items()]
+    return found + [x if x is None else target(backend, x, name, ", where q is") for name, x in results.items()]
 
 
 def adopted_array(backend: Backend, x: Any, name: str, first: str = "q") -> Array:

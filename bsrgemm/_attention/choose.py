@@ -50,8 +50,10 @@ def candidates(problem: Problem) -> Iterator[Forward]:
 
 def calls_of(mask: BlockMask | None) -> Calls:
     """What is known of calls with a mask, or of those without one."""
-    found: Calls = _calls if mask is None else mask.__dict__.setdefault("_calls", Calls())
-    return found
+    if mask is None:
+        return _calls
+    found: Calls | None = mask.__dict__.get("_calls")
+    return mask.__dict__.setdefault("_calls", Calls()) if found is None else found
 
 
 def forward(backend: Backend, call: AttentionCall) -> Launch | None:

@@ -8,7 +8,7 @@ import cupy
 
 from .._backend import registry
 from .._kernels import forced_kernel
-from .._kernels.launch import Calls, Launch
+from .._kernels.launch import Calls, Chain, Launch
 from . import choose, decode_kernel
 from .backward import backward
 from .call import AttentionCall, BackwardCall, DecodeCall
@@ -36,9 +36,9 @@ class CudaAttention(AttentionEngine):
     def _key(key: Any) -> Any:
         return key, forced_kernel.name, cupy.cuda.runtime.getDevice()
 
-    def backward(self, call: BackwardCall) -> None:
+    def backward(self, call: BackwardCall) -> Chain | None:
         with self.backend.recording(call):
-            backward(self.backend, call)
+            return backward(call)
 
     def decode(self, call: DecodeCall) -> Launch:
         return decode_kernel.decode(call)

@@ -36,8 +36,8 @@ class AttentionEngine(ABC):
         return None
 
     @abstractmethod
-    def backward(self, call: BackwardCall) -> None:
-        """Write the gradients of an attention."""
+    def backward(self, call: BackwardCall) -> Any:
+        """Write the gradients of an attention; return what starts calls of the same kind again, as `forward` does."""
 
     def decode_key(self, q: Array, cache: KVCache, out: Array | None, window: Any, options: tuple[Any, ...]) -> Any:
         """Return the key of a call in `decodes`; None if it has to be checked.

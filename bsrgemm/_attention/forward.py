@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cupy
 import numpy as np
 
-from .._backend.base import Array, Backend
+from .._backend.base import Array
 from .._kernels import tensor_map
 from .._kernels.card import Card
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch, Map, Scratch
-from .._kernels.structs import TENSOR_MAP_BYTES
+from .._kernels.structs import TENSOR_MAP_BYTES, Struct
 from .._kernels.tensor_map import Layout
 from .._kernels.workspace import StreamOrdered, kept_in
 from . import arguments, mask_tiles
@@ -32,9 +33,11 @@ _MOST_STRIDE = 2**40
 
 #: The operands that every call has, and groups of neighbouring fields of the argument that differ between launches.
 _OPERANDS = ("q", "k", "v", "o")
-_BOUNDS = ("q_bounds", "k_bounds", "sequences", "order")
+BOUNDS = ("q_bounds", "k_bounds", "sequences", "order")
 _SCALES = ("q_scale", "k_scale", "v_scale")
 _FACTORS = ("scale", "cap", "value_scale")
+#: A field of an argument -> which operand it is the address of, and how many bytes further.
+Places = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -96,16 +99,16 @@ class Forward(Kernel):
         causal = call.right < keys
         tiles, sequence_count = -(-queries // self.tile_q), 0
         lists: StreamOrdered | None = None
-        fields: dict[str, Any] = dict.fromkeys((*_OPERANDS, "lse", *_BOUNDS, *_SCALES, "counters"), 0)
+        fields: dict[str, Any] = dict.fromkeys((*_OPERANDS, "lse", *BOUNDS, *_SCALES, "counters"), 0)
         fields |= dict.fromkeys((*arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
         if mask is not None:
-            lists = tiles_of(mask._backend, mask, self.tile_q, self.tile_k)
+            lists = tiles_of(mask, self.tile_q, self.tile_k)
             pointers, fields["order"], sizes = mask_fields(lists.get(), mask, heads)
             fields |= dict(zip(arguments.MASK_POINTERS, pointers, strict=True))
             fields |= dict(zip(arguments.MASK_SIZES, sizes, strict=True))
         elif bounds is not None:
             sequence_count = len(bounds[0]) - 1
-            tiles = queries // self.tile_q + sequence_count
+            tiles = mask_tiles.most_tiles(queries, sequence_count, self.tile_q)
         _, factor, cap = scores(call.scale, call.softcap, call.fp8)
         own_heads = heads if bounds is not None else batches * heads
         fields |= {
@@ -132,33 +135,40 @@ class Forward(Kernel):
         if inner:
             packed = outer.pack(**dict.fromkeys(_OPERANDS, bytes(TENSOR_MAP_BYTES)), attention=packed)
 
-        def write(*names: str) -> Any:
-            return outer.patch(*(inner + name for name in names)).write
-
-        groups = [("lse",)] * (call.lse is not None) + [_BOUNDS] * (bounds is not None)
+        groups = [_OPERANDS, *[("lse",)] * (call.lse is not None), *[BOUNDS] * (bounds is not None)]
         groups += [(name,) for name, x in zip(_SCALES, call.scales, strict=True) if call.fp8 and x is not None]
-        writers = [(write(*_OPERANDS), 4), *((write(*names), len(names)) for names in groups)]
-
-        def pointers_into(to: Any, *addresses: int) -> None:
-            first = 0
-            for writer, count in writers:
-                writer(to, *addresses[first : first + count])
-                first += count
-
-        write_counters = write("counters")
-        count = sum(count for _, count in writers)
+        places = {name: (n, 0) for n, name in enumerate(name for group in groups for name in group)}
+        write_counters = outer.patch(inner + "counters").write
         # The copy of v in fp8 is the last operand.
-        maps = [(count if n == 2 and self.fp8 else n, n, found) for n, found in enumerate(self.layouts(call))]
+        maps = [(len(places) if n == 2 and self.fp8 else n, n, found) for n, found in enumerate(self.layouts(call))]
         return Launch(
             self,
             self.grid(call, tiles, card),
             packed,
-            pointers=pointers_into,
-            numbers=write(*_FACTORS) if call.fp8 else None,
+            pointers=address_writer(outer, [[inner + name for name in group] for group in groups], places),
+            numbers=outer.patch(*(inner + name for name in _FACTORS)).write if call.fp8 else None,
             maps=[Map(operand, n * TENSOR_MAP_BYTES, found) for operand, n, found in maps if found is not None],
             scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
             holds=None if mask is None or lists is None else (lists.value, mask.bits),
         )
+
+
+def address_writer(outer: Struct, groups: Iterable[Sequence[str]], places: Places) -> Callable[..., None]:
+    """What writes the addresses of operands into an argument.
+
+    A group has neighbouring fields, named as `Struct.patch` does. A field without a place becomes 0.
+    """
+    writers = [
+        (outer.patch(*names).write, [places.get(name.rpartition(".")[2], (-1, 0)) for name in names])
+        for names in groups
+    ]
+
+    def write(to: Any, *addresses: int) -> None:
+        known = (*addresses, 0)
+        for writer, found in writers:
+            writer(to, *[known[operand] + further for operand, further in found])
+
+    return write
 
 
 def strides_of(x: Array) -> bytearray:
@@ -228,10 +238,10 @@ def share_of_blocks(mask: BlockMask) -> float:
     return len(mask.indices) / max(1, rows * cols * mask.heads[0] * mask.heads[1])
 
 
-def tiles_of(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> StreamOrdered:
+def tiles_of(mask: BlockMask, tile_q: int, tile_k: int) -> StreamOrdered:
     """The lists of the mask by tiles, computed once and kept with the mask."""
-    shape = (tile_q, tile_k)
-    return kept_in(mask.__dict__.setdefault("_tiles", {}), shape, lambda: mask_tiles.tiles(backend, mask, *shape))
+    kept, shape = mask.__dict__.setdefault("_tiles", {}), (tile_q, tile_k)
+    return kept_in(kept, shape, lambda: mask_tiles.tiles(mask._backend, mask, *shape))
 
 
 def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
@@ -241,8 +251,3 @@ def mask_fields(found: Any, mask: BlockMask, heads: int) -> tuple[tuple[int, ...
     shared = (H, int(B > 1), 0 if H == 1 else heads // H)
     sizes = (len(found.columns), len(mask.bits), *mask.block, found.parts_q, found.parts_k, mask.bits.shape[2])
     return tuple(map(pointer_of, arrays)), found.order.data.ptr, (*sizes, *shared)
-
-
-def tensor_map_of(x: Array, rows: int) -> bytes:
-    """The tensor map of an array: a copy takes `rows` rows of 128 bytes."""
-    return layout_of(x, rows).at(x.data.ptr)

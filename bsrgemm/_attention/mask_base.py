@@ -6,7 +6,8 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,16 +20,20 @@ Numbers = np.ndarray[Any, Any]
 Interval = Callable[[Numbers], tuple[Numbers, Numbers]]
 #: From the first query and key of blocks to numbers; blocks with the same number have the same elements.
 Code = Callable[[Numbers, Numbers], Numbers]
+#: Masks for the same lengths are made again and again: the host remembers the blocks of so many, with so many rows of
+#: blocks at most.
+_MOST_REMEMBERED, _MOST_ROWS = 16, 1 << 14
 #: Shift of a line that never rises above its least value; it is beyond all lengths, and sums with it fit 64 bits.
 FLAT = -(1 << 60)
 
 
-class BlockRows(NamedTuple):
+@dataclass(frozen=True)
+class BlockRows:
     """The stored blocks: row r has consecutive columns from ``first[r]`` on, stored at ``starts[r]`` to ``starts[r + 1]
     - 1``.
 
     The blocks stored at `positions` are allowed in part; `kinds` are the numbers of their masks in `bits`. All other
-    blocks are whole.
+    blocks are whole. Nobody writes to the arrays: they may be those of several masks.
     """
 
     first: Numbers
@@ -36,6 +41,23 @@ class BlockRows(NamedTuple):
     positions: Numbers
     kinds: Numbers
     bits: Numbers
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the four arrays of a mask."""
+        total = int(self.starts[-1])
+        return self.starts.shape, (total,), (total,), self.bits.shape
+
+    @cached_property
+    def packed(self) -> Numbers:
+        """The four arrays of a mask, one behind the other."""
+        found = np.empty(sum(map(math.prod, self.shapes)), _INT32)
+        indptr, indices, kinds, bits = _cut(found, self.shapes)
+        indptr[...], kinds[...], bits[...] = self.starts, FULL, self.bits.view(_INT32)
+        shifts = np.repeat((self.first - self.starts[:-1]).astype(_INT32), np.diff(self.starts))
+        np.add(np.arange(len(indices), dtype=_INT32), shifts, out=indices)
+        kinds[self.positions] = self.kinds
+        return found
 
 
 class Line(NamedTuple):
@@ -101,6 +123,14 @@ def lines(
         return found
 
     return _stored(shape, block, interval, code, begin, end)
+
+
+@lru_cache(maxsize=_MOST_REMEMBERED)
+def remembered_lines(
+    shape: tuple[int, int], block: tuple[int, int], low: Line, high: Line, queries: tuple[int, int] | None
+) -> BlockRows:
+    """`lines`, computed once."""
+    return lines(shape, block, low, high, queries)
 
 
 def documents(bounds: Numbers, block: tuple[int, int]) -> BlockRows:
@@ -408,7 +438,8 @@ class MaskBase(ABC):
     @classmethod
     def _from_lines(cls, grid: Grid, low: Line, high: Line, queries: tuple[int, int] | None = None) -> Self:
         """Queries ``queries[0]`` to ``queries[1] - 1``, or all, see keys `low` to `high` - 1."""
-        return cls._from_rows(grid, lines(grid.shape, grid.block, low, high, queries))
+        make = remembered_lines if grid.counts[0] <= _MOST_ROWS else lines
+        return cls._from_rows(grid, make(grid.shape, grid.block, low, high, queries))
 
     @classmethod
     def _from_rows(cls, grid: Grid, stored: BlockRows) -> Self:
@@ -416,19 +447,11 @@ class MaskBase(ABC):
         backend, xp = grid.backend, grid.backend.xp
         total = int(stored.starts[-1])
         check_stored(total, grid.block)
-        shifts = stored.first - stored.starts[:-1]
         if total <= cls._limits().blocks:
-            shapes = (stored.starts.shape, (total,), (total,), stored.bits.shape)
-            flat = np.empty(sum(map(math.prod, shapes)), _INT32)
-            indptr, indices, kinds, bits = _cut(flat, shapes)
-            indptr[...], kinds[...], bits[...] = stored.starts, FULL, stored.bits.view(_INT32)
-            np.add(
-                np.arange(total, dtype=_INT32), np.repeat(shifts.astype(_INT32), np.diff(stored.starts)), out=indices
-            )
-            kinds[stored.positions] = stored.kinds
-            if backend is not registry.host():
-                indptr, indices, kinds, bits = _cut(backend.from_host(flat), shapes)
+            own = stored.packed.copy() if backend is registry.host() else backend.from_host(stored.packed)
+            indptr, indices, kinds, bits = _cut(own, stored.shapes)
             return cls(backend, grid.shape, grid.block, (1, 1), indptr, indices, kinds, bits.view(np.uint32))
+        shifts = stored.first - stored.starts[:-1]
         arrays = (stored.starts, shifts, stored.positions, stored.kinds, stored.bits.view(_INT32))
         moved = backend.from_host(np.concatenate([x.reshape(-1) for x in arrays], dtype=_INT32, casting="unsafe"))
         indptr, shifts, positions, some, bits = _cut(moved, [x.shape for x in arrays])
@@ -514,5 +537,5 @@ class MaskBase(ABC):
 def _cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     """Split a flat array into arrays of these shapes, which follow each other in it."""
     sizes = [math.prod(shape) for shape in shapes]
-    ends = itertools.accumulate(sizes)
-    return [flat[end - n : end].reshape(shape) for shape, n, end in zip(shapes, sizes, ends, strict=True)]
+    parts = [flat[end - n : end] for n, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    return [x if len(shape) == 1 else x.reshape(shape) for x, shape in zip(parts, shapes, strict=True)]

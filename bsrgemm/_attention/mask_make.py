@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import reduce
-from typing import Any, Self
+from textwrap import indent
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -26,42 +29,65 @@ from .mask_base import (
 )
 from .mask_ops import Combinations
 
+_Maker = TypeVar("_Maker", bound=Callable[..., Any])
+_ERRORS_OF_DEVICES = """ImportError
+    If `device` is "cuda" and CuPy cannot be imported.
+RuntimeError
+    If `device` is "cuda" and CuPy finds no GPU."""
+#: Entries of docstrings that several constructors share, by the name that stands for them in angle brackets.
+_ENTRIES = {
+    "lengths": """queries : int
+    Number of queries, S_q.
+keys : int, optional
+    Number of keys, S_k; `queries` by default.""",
+    "align": """align : {"bottom-right", "top-left"}
+    Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.""",
+    "block": """block : int or (int, int)
+    Queries and keys of a block: multiples of 16 up to 256.
+device : {"cpu", "cuda"}, optional
+    Device that holds the mask; `default_device()` by default.""",
+    "one pattern": """BlockMask
+    A mask of shape (S_q, S_k) with one pattern for all batches and heads.""",
+    "errors": f"""ValueError
+    If an argument is out of range, or `device` is not the name of a device.
+{_ERRORS_OF_DEVICES}""",
+    "errors of devices": _ERRORS_OF_DEVICES,
+    "no wait": "The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.",
+}
+
+
+def _described(make: _Maker) -> _Maker:
+    """Write the entries into the docstring of a constructor."""
+    make.__doc__ = re.sub(
+        "^( *)<([a-z ]+)>$", lambda found: indent(_ENTRIES[found[2]], found[1]), make.__doc__ or "", flags=re.MULTILINE
+    )
+    return make
+
 
 class IntervalMasks(MaskBase):
     """Constructors of masks of intervals. The host computes them, and nothing waits for the GPU."""
 
     @classmethod
+    @_described
     def full(cls, queries: int, keys: int | None = None, *, block: Any = 128, device: str | None = None) -> Self:
         """Every query sees every key.
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <lengths>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -73,6 +99,7 @@ class IntervalMasks(MaskBase):
         return cls._from_lines(grid, flat(0), flat(grid.shape[1]))
 
     @classmethod
+    @_described
     def causal(
         cls,
         queries: int,
@@ -86,34 +113,21 @@ class IntervalMasks(MaskBase):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
-        align : {"bottom-right", "top-left"}
-            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <lengths>
+        <align>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -128,6 +142,7 @@ class IntervalMasks(MaskBase):
         return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1))
 
     @classmethod
+    @_described
     def window(
         cls,
         queries: int,
@@ -143,40 +158,27 @@ class IntervalMasks(MaskBase):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         left, right : int
             Keys that are seen before and after the position of the query; -1 means no bound. They are given by name:
             the second number of ``window(128, 31)`` is `keys`, and without bounds all of these keys are seen.
-        align : {"bottom-right", "top-left"}
-            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <align>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
         The window is exact to the key for any block size. One that is narrower than a block is stored as blocks in
         part, and the work is that of whole blocks: take a smaller `block` for it.
 
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -197,6 +199,7 @@ class IntervalMasks(MaskBase):
         return cls._from_lines(grid, low, high)
 
     @classmethod
+    @_described
     def sinks(
         cls, queries: int, keys: int | None = None, *, count: int, block: Any = 128, device: str | None = None
     ) -> Self:
@@ -206,34 +209,22 @@ class IntervalMasks(MaskBase):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         count : int
             Number of keys that every query sees.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -249,6 +240,7 @@ class IntervalMasks(MaskBase):
         return cls._from_lines(grid, flat(0), flat(check_count("count", count)))
 
     @classmethod
+    @_described
     def prefix(
         cls,
         queries: int,
@@ -263,36 +255,23 @@ class IntervalMasks(MaskBase):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         length : int
             Number of keys that every query sees.
-        align : {"bottom-right", "top-left"}
-            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <align>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -307,6 +286,7 @@ class IntervalMasks(MaskBase):
         return cls._from_lines(grid, flat(0), Line(grid.offset(align) + 1, check_count("length", length)))
 
     @classmethod
+    @_described
     def documents(cls, cu_seqlens: Any, *, block: Any = 128, device: str | None = None) -> Self:
         """Packed documents: a token sees the tokens of its own document.
 
@@ -314,10 +294,7 @@ class IntervalMasks(MaskBase):
         ----------
         cu_seqlens : sequence of int
             Position at which each document begins, from 0, and the total length S at the end.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <block>
 
         Returns
         -------
@@ -328,14 +305,11 @@ class IntervalMasks(MaskBase):
         ------
         ValueError
             If `cu_seqlens` does not climb from 0, `block` is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors of devices>
 
         Notes
         -----
-        The host computes the rows of blocks, and the device receives them. Nothing waits for the GPU.
+        <no wait>
 
         Examples
         --------
@@ -363,6 +337,7 @@ class PatternMasks(Combinations):
     """Constructors of masks with gaps."""
 
     @classmethod
+    @_described
     def global_tokens(
         cls,
         queries: int,
@@ -377,32 +352,19 @@ class PatternMasks(Combinations):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         tokens : int or sequence of int
             An integer n selects the first n tokens; a sequence lists positions among the keys.
-        align : {"bottom-right", "top-left"}
-            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <align>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
@@ -440,6 +402,7 @@ class PatternMasks(Combinations):
         return reduce(lambda a, b: a | b, masks)
 
     @classmethod
+    @_described
     def dilated(
         cls,
         queries: int,
@@ -455,34 +418,21 @@ class PatternMasks(Combinations):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         count : int
             Number of keys that a query sees, fewer where they would be before key 0.
         dilation : int
             Distance from one of these keys to the next, at least 1.
-        align : {"bottom-right", "top-left"}
-            Position of query i among the keys: ``i + S_k - S_q``, so that the last query is at the last key, or i.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <align>
+        <block>
 
         Returns
         -------
-        BlockMask
-            A mask of shape (S_q, S_k) with one pattern for all batches and heads.
+        <one pattern>
 
         Raises
         ------
-        ValueError
-            If an argument is out of range, or `device` is not the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors>
 
         Notes
         -----
@@ -518,6 +468,7 @@ class PatternMasks(Combinations):
         return cls._from_codes(grid, (1, 1), key, code, dilation * (len(band.bits) + 1), [band.bits], elements)
 
     @classmethod
+    @_described
     def random(
         cls,
         queries: int,
@@ -535,20 +486,14 @@ class PatternMasks(Combinations):
 
         Parameters
         ----------
-        queries : int
-            Number of queries, S_q.
-        keys : int, optional
-            Number of keys, S_k; `queries` by default.
+        <lengths>
         per_row : int
             Whole blocks in each block row; no more than there are block columns.
         heads : (int, int)
             Numbers of patterns along the batch and along the heads; each pattern is drawn anew.
         seed : int
             The same seed gives the same mask on every device.
-        block : int or (int, int)
-            Queries and keys of a block: multiples of 16 up to 256.
-        device : {"cpu", "cuda"}, optional
-            Device that holds the mask; `default_device()` by default.
+        <block>
 
         Returns
         -------
@@ -560,10 +505,7 @@ class PatternMasks(Combinations):
         ValueError
             If an argument is out of range, for example `per_row` above the number of block columns, or `device` is not
             the name of a device.
-        ImportError
-            If `device` is "cuda" and CuPy cannot be imported.
-        RuntimeError
-            If `device` is "cuda" and CuPy finds no GPU.
+        <errors of devices>
 
         Notes
         -----

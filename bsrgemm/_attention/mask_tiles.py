@@ -121,6 +121,11 @@ def by_keys(backend: Backend, mask: BlockMask, tile_q: int, tile_k: int) -> Tile
     return found._replace(first=first, columns=columns, parts=parts, order=_order(xp, first, cols))
 
 
+def most_tiles(total: int, sequences: int, tile: int) -> int:
+    """The number of tiles that so many sequences with `total` rows could have."""
+    return total // tile + sequences
+
+
 def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int, causal: bool) -> tuple[Array, Array]:
     """(sequence, tile of queries) of all tiles of sequences of different lengths, those with most keys first.
 
@@ -130,7 +135,7 @@ def sequences(xp: Any, q_bounds: Array, k_bounds: Array, total: int, tile_q: int
     count = len(q_bounds) - 1
     queries, keys = (xp.diff(x.astype(np.int64)) for x in (q_bounds, k_bounds))
     ends = xp.cumsum(-(-queries // tile_q))
-    number = xp.arange(total // tile_q + count, dtype=np.int64)
+    number = xp.arange(most_tiles(total, count, tile_q), dtype=np.int64)
     sequence = xp.searchsorted(ends, number, side="right")
     there = sequence < count
     sequence = xp.minimum(sequence, count - 1)

@@ -208,27 +208,40 @@ class Chain:
         not prepared would be prepared whenever the graph runs.
     """
 
-    __slots__ = ("_otherwise", "_rooms", "_steps")
+    __slots__ = ("_apart", "_otherwise", "_rooms", "_steps")
 
     def __init__(
         self, steps: Sequence[Callable[..., Any]], rooms: Sequence[tuple[Any, Any]], otherwise: Any = None
     ) -> None:
         self._steps, self._rooms, self._otherwise = tuple(steps), tuple(rooms), otherwise
+        #: addresses of operands of which none overlaps the result
+        self._apart: set[tuple[int, ...]] = set()
 
     def start(self, operands: Sequence[Any], *numbers: Any, may_overlap: Callable[[], Any] | None = None) -> bool:
         """Start all of it on CuPy's current stream; False as `Launch.start` says."""
-        if may_overlap is not None and may_overlap():
-            return False
-        with graphs.memory(*operands):
-            try:
-                rooms = [cupy.empty(shape, dtype) for shape, dtype in self._rooms]
-            except MemoryError:
-                if self._otherwise is None or graphs.is_capturing():
-                    raise
-                return bool(self._otherwise().start(operands, *numbers))
-            arrays = (*operands, *rooms)
-            for step in self._steps:
-                step(arrays, *numbers)
+        if may_overlap is not None:
+            addresses = tuple([x.data.ptr for x in operands])
+            if addresses not in self._apart:
+                if may_overlap():
+                    return False
+                if len(self._apart) >= _MOST_ARGUMENTS:
+                    self._apart.clear()
+                self._apart.add(addresses)
+        if graphs.is_capturing():
+            with graphs.memory(*operands):
+                return self._started(operands, numbers)
+        return self._started(operands, numbers)
+
+    def _started(self, operands: Sequence[Any], numbers: tuple[Any, ...]) -> bool:
+        try:
+            rooms = [cupy.ndarray(shape, dtype) for shape, dtype in self._rooms]
+        except MemoryError:
+            if self._otherwise is None or graphs.is_capturing():
+                raise
+            return bool(self._otherwise().start(operands, *numbers))
+        arrays = (*operands, *rooms)
+        for step in self._steps:
+            step(arrays, *numbers)
         return True
 
 

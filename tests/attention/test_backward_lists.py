@@ -13,7 +13,7 @@ import bsrgemm as bg
 
 pytest.importorskip("cupy")
 
-from bsrgemm._attention import backward, backward_kernel, backward_sm80, backward_sm90, mask_tiles
+from bsrgemm._attention import backward_sm90, mask_tiles
 from bsrgemm._attention.backward import BACKWARD, choose, problem_of
 from bsrgemm._attention.backward_kernel import NOTHING_CUT, BackwardProblem, Lists
 from bsrgemm._attention.backward_sm80 import AttentionDelta, BackwardFused, BackwardSimt, BackwardSm80
@@ -92,38 +92,38 @@ def problem(**changes: Any) -> BackwardProblem:
 
 
 @pytest.mark.parametrize(
-    ("changes", "kernel", "launches"),
+    ("changes", "kernels"),
     [
-        ({}, "BackwardSm90", 1),
-        ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90", 1),
-        ({"scores": CAPPED}, "BackwardSm90", 1),
-        ({"scores": CAPPED, "head_dim": 64, "value_dim": 33, "ordered": False}, "BackwardSm90", 1),
-        ({"scores": CAPPED, "narrow": True}, "BackwardSm90", 1),
-        ({"scores": CAPPED, "steep": True}, "BackwardSm80", 2),
-        ({"scores": CAPPED, "arch": "sm_80"}, "BackwardSm80", 2),
-        ({"scores": CAPPED, "arch": "sm_80", "head_dim": 129}, "BackwardSm80", 3),
-        ({"heads": 65535}, "BackwardSm90", 1),
-        ({"heads": 65536}, "BackwardSm80", 2),  # more than a grid has rows
-        ({"arch": "sm_80"}, "BackwardSm80", 2),
-        ({"ordered": False}, "BackwardSm90", 1),
-        ({"arch": "sm_80", "ordered": False, "head_dim": 97}, "BackwardFused", 1),
-        ({"arch": "sm_80", "ordered": False, "value_dim": 96}, "BackwardSm80", 2),
-        ({"arch": "sm_80", "ordered": False, "scores": CAPPED}, "BackwardSm80", 2),
-        ({"arch": "sm_80", "ordered": False, "heads": 65536}, "BackwardSm80", 2),
-        ({"arch": "sm_89", "ordered": False}, "BackwardSm80", 2),  # not enough shared memory
-        ({"arch": "sm_120", "head_dim": 256, "value_dim": 256}, "BackwardSm80", 3),
-        ({"arch": "sm_75"}, "BackwardSimt", 2),
-        ({"dout_dtype": F32}, "BackwardSimt", 2),
-        ({"head_dim": 257}, "BackwardSimt", 2),
-        ({"dtype": F32, "dout_dtype": F32}, "BackwardSimt", 2),
-        ({"dtype": F64, "dout_dtype": F64, "acc": F64}, "BackwardSimt", 2),
+        ({}, "BackwardSm90 BackwardEnd"),
+        ({"head_dim": 40, "value_dim": 64, "dtype": BFLOAT16, "dout_dtype": BFLOAT16}, "BackwardSm90 BackwardEnd"),
+        ({"scores": CAPPED}, "BackwardSm90 BackwardEnd"),
+        ({"scores": CAPPED, "head_dim": 64, "value_dim": 33, "ordered": False}, "BackwardSm90 BackwardEnd"),
+        ({"scores": CAPPED, "narrow": True}, "BackwardSm90 BackwardEnd"),
+        ({"scores": CAPPED, "steep": True}, "BackwardSm80 BackwardSm80"),
+        ({"scores": CAPPED, "arch": "sm_80"}, "BackwardSm80 BackwardSm80"),
+        ({"scores": CAPPED, "arch": "sm_80", "head_dim": 129}, "BackwardSm80 BackwardSm80 BackwardSm80"),
+        ({"heads": 65535}, "BackwardSm90 BackwardEnd"),
+        ({"heads": 65536}, "BackwardSm80 BackwardSm80"),  # more than a grid has rows
+        ({"arch": "sm_80"}, "BackwardSm80 BackwardSm80"),
+        ({"ordered": False}, "BackwardSm90 BackwardEnd"),
+        ({"arch": "sm_80", "ordered": False, "head_dim": 97}, "BackwardFused BackwardEnd"),
+        ({"arch": "sm_80", "ordered": False, "value_dim": 96}, "BackwardSm80 BackwardSm80"),
+        ({"arch": "sm_80", "ordered": False, "scores": CAPPED}, "BackwardSm80 BackwardSm80"),
+        ({"arch": "sm_80", "ordered": False, "heads": 65536}, "BackwardSm80 BackwardSm80"),
+        ({"arch": "sm_89", "ordered": False}, "BackwardSm80 BackwardSm80"),  # not enough shared memory
+        ({"arch": "sm_120", "head_dim": 256, "value_dim": 256}, "BackwardSm80 BackwardSm80 BackwardSm80"),
+        ({"arch": "sm_75"}, "BackwardSimt BackwardSimt"),
+        ({"dout_dtype": F32}, "BackwardSimt BackwardSimt"),
+        ({"head_dim": 257}, "BackwardSimt BackwardSimt"),
+        ({"dtype": F32, "dout_dtype": F32}, "BackwardSimt BackwardSimt"),
+        ({"dtype": F64, "dout_dtype": F64, "acc": F64}, "BackwardSimt BackwardSimt"),
     ],
     ids=str,
 )
-def test_which_kernel_serves_what(changes: dict[str, Any], kernel: str, launches: int) -> None:
+def test_which_kernels_serve_what(changes: dict[str, Any], kernels: str) -> None:
     parts = choose(problem(**changes)).parts()
-    assert [type(part).__name__ for part in parts] == [kernel] * launches
-    assert all(part in EVERY for part in parts if kernel != "BackwardSimt")
+    assert [type(part).__name__ for part in parts] == kernels.split()
+    assert all(part in EVERY for part in parts if "BackwardSimt" not in kernels)
 
 
 @pytest.mark.parametrize(("dims", "width"), [((129, 129), 192), ((192, 40), 192), ((64, 200), 256)], ids=str)
@@ -195,16 +195,15 @@ def test_what_is_compiled_ahead_of_time() -> None:
 
 
 @pytest.mark.parametrize("tiles", [5, 2**31 - 1, 2**31, 2**32])
-def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int) -> None:
     """A CTA for each tile, but for kernels whose CTAs stay and take several."""
-    for module in (backward_sm80, backward_sm90):
-        monkeypatch.setattr(module, "card", lambda: Card("sm_90a", 2))
+    card = Card("sm_90a", 2)
     lists: Any = SimpleNamespace(tiles=tiles, heads=1, cut=0, shares=1)
     each = min(tiles, 2**31 - 1)
     sm80, simt = BackwardSm80("f16", 64, 64, SIGNED, 0, True), BackwardSimt("f16", "f16", "f32", 64, 64, SIGNED, 0)
     keys = BackwardKeysSm90("f16", 256, 64)
-    assert sm80.grid(lists) == keys.last().grid(lists) == (each,)
-    assert simt.grid(lists) == (min(tiles, 2 * BackwardSimt.ctas),) and keys.grid(lists) == (2,)
+    assert sm80.grid(lists, card) == keys.last().grid(lists, card) == (each,)
+    assert simt.grid(lists, card) == (min(tiles, 2 * BackwardSimt.ctas),) and keys.grid(lists, card) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -223,17 +222,16 @@ def test_a_grid_has_no_more_ctas_than_a_card_can_start(tiles: int, monkeypatch: 
     ],
 )
 def test_sums_are_ordered_where_it_is_asked_for_and_in_narrow_windows(
-    deterministic: bool, masked: bool, band: tuple[int, int], ordered: bool, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, masked: bool, band: tuple[int, int], ordered: bool
 ) -> None:
     """Narrow are windows of less than half of the keys."""
-    monkeypatch.setattr(backward, "card", lambda: Card("sm_90a", 132))
     x = np.zeros((1, 1, 100, 64), F16)
     mask = bg.BlockMask.random(100, 100, per_row=1, block=64, seed=0) if masked else None
     call = SimpleNamespace(
         q=x, k=x, v=x, dout=x, acc=F32, scale=0.125, softcap=None, mask=mask, left=band[0], right=band[1],
         deterministic=deterministic,
     )  # fmt: skip
-    kernel = choose(problem_of(call))
+    kernel = choose(problem_of(call, Card("sm_90a", 132)))
     assert isinstance(kernel, BackwardSm90) and kernel.ordered is ordered
 
 
@@ -270,17 +268,16 @@ def test_cut_tiles_are_few_and_shares_have_turns(ctas: int, longest: float, of: 
     ids=str,
 )
 def test_which_tiles_are_cut(
-    changes: dict[str, int], options: dict[str, int], ordered: bool, wanted: tuple[int, int] | None, monkeypatch: Any
+    changes: dict[str, int], options: dict[str, int], ordered: bool, wanted: tuple[int, int] | None
 ) -> None:
-    monkeypatch.setattr(backward_sm90, "card", lambda: Card("sm_90a", 132))
-    monkeypatch.setattr(backward_kernel, "counters", lambda count: SimpleNamespace(data=SimpleNamespace(ptr=0)))
+    card = Card("sm_90a", 132)
     sizes = {"heads": 16, "kv_heads": 16, "length": 16384} | changes
     shape = [(1, sizes[name], sizes["length"], 128) for name in ("heads", "kv_heads")]
     q, k = (SimpleNamespace(shape=x, itemsize=2) for x in shape)
     band = {"left": 16384, "right": 16384} | options
     call: Any = SimpleNamespace(q=q, k=k, v=k, mask=None, bounds=None, **band)
-    lists = Lists(host(), call, BackwardSm90("f16", 128, 128, ordered))
+    lists = Lists(call, BackwardSm90("f16", 128, 128, ordered), card)
     assert (lists.whole, lists.shares) == (wanted or NOTHING_CUT)
     assert lists.cut == (lists.tiles * lists.heads - lists.whole if wanted else 0)
-    other = Lists(host(), call, BackwardFused("f16", 128, 128))
+    other = Lists(call, BackwardFused("f16", 128, 128), card)
     assert (other.whole, other.shares) == NOTHING_CUT

@@ -22,6 +22,7 @@ from bsrgemm._attention import forward as forward_kernels
 from bsrgemm._attention.attention_sm80 import AttentionSimt
 from bsrgemm._attention.attention_sm90 import AttentionSm90, AttentionValues
 from bsrgemm._attention.forward import CAPPED, PLAIN, SIGNED, Problem
+from bsrgemm._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from bsrgemm.dtypes import BFLOAT16
 
 from .. import written_lists
@@ -121,6 +122,13 @@ def sections() -> Iterator[tuple[str, str]]:
             f"values {keys} {sequences}",
             f"{room} {values.grid(6, room, 65)} {values.grid(6, room, 64)} {values.threads}",
         )
+
+
+def test_a_grid_has_room_for_the_values_of_long_sequences() -> None:
+    """Only the first side of a grid has more than 65,535 CTAs."""
+    for heads, keys in ((1, 65535 * 128 + 1), (4, 2**27), (65536, 128), (2**20, 1000)):
+        first, *others = AttentionValues.grid(heads, AttentionValues.room(keys), 256)
+        assert first == heads * -(-keys // 128) <= MAX_GRID_X and max(others) <= MAX_GRID_YZ
 
 
 def host_work() -> Iterator[tuple[str, str]]:

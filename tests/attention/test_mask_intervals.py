@@ -8,9 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import bsrgemm as bg
 from bsrgemm._attention.mask_base import BlockRows, Line, distinct_rows, documents, flat, lines
 
 Booleans = np.ndarray[Any, Any]
+
+
+def test_masks_for_the_same_lengths_share_no_memory() -> None:
+    """What somebody writes into one of them is not in the next one."""
+    first, second = (bg.BlockMask.window(100, left=20, block=16, device="cpu") for _ in range(2))
+    want = second.to_dense().copy()
+    for x in (first.indptr, first.indices, first.kinds, first.bits):
+        x[...] = 0
+    np.testing.assert_array_equal(second.to_dense(), want)
+    np.testing.assert_array_equal(bg.BlockMask.window(100, left=20, block=16, device="cpu").to_dense(), want)
 
 
 def dense(found: BlockRows, shape: tuple[int, int], block: tuple[int, int]) -> Booleans:

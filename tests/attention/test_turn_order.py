@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._attention import backward_sm90, mask_tiles
+from bsrgemm._attention import mask_tiles
 from bsrgemm._attention.backward_sm90 import BackwardSm90, TurnOrder
 from bsrgemm._backend.registry import host
 from bsrgemm._kernels.card import Card
@@ -20,29 +20,24 @@ from bsrgemm._kernels.card import Card
 from .turn_orders import turns_of
 
 FAR = 1 << 30
+CARD = Card("sm_90a", 132)
 
 
 def call_of(mask: Any, left: int = FAR, right: int = FAR) -> Any:
     return SimpleNamespace(mask=mask, left=left, right=right, k=np.zeros((1, 1, 1024, 64), np.float16))
 
 
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backward_sm90, "card", lambda: Card("sm_90a", 132))
-
-
-@pytest.mark.usefixtures("card")
 def test_sums_in_one_order_on_a_mask_without_a_band_are_put_in_turn() -> None:
     mask = bg.BlockMask.random(1024, per_row=2, block=128)
     in_order, any_order = (BackwardSm90("f16", 128, 128, ordered) for ordered in (True, False))
-    assert in_order.walkers(call_of(mask), 2) == 66
-    assert BackwardSm90("f16", 128, 64, True).walkers(call_of(mask), 2) == 132
-    assert in_order.walkers(call_of(mask), 500) == 1
-    assert not any_order.walkers(call_of(mask), 2)
-    assert not in_order.walkers(call_of(None), 2)
+    assert in_order.walkers(call_of(mask), 2, CARD) == 66
+    assert BackwardSm90("f16", 128, 64, True).walkers(call_of(mask), 2, CARD) == 132
+    assert in_order.walkers(call_of(mask), 500, CARD) == 1
+    assert not any_order.walkers(call_of(mask), 2, CARD)
+    assert not in_order.walkers(call_of(None), 2, CARD)
     for band in ({"left": 1023}, {"right": 0}):
-        assert not in_order.walkers(call_of(mask, **band), 2)
-    assert in_order.walkers(call_of(mask, 1024, 1024), 2) == 66
+        assert not in_order.walkers(call_of(mask, **band), 2, CARD)
+    assert in_order.walkers(call_of(mask, 1024, 1024), 2, CARD) == 66
 
 
 def test_masks_of_many_blocks_and_of_many_tiles_keep_the_order_of_the_queries() -> None:

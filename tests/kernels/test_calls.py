@@ -39,6 +39,14 @@ OPTIONS: list[dict[str, Any]] = [
     *({"scale": 0.5}, {"scale": -0.5}, {"scale": 1}, {"scale": True}, {"softcap": 2.0}, {"causal": 1}),
     *({"window": [5, 3]}, {"window": (5.0, 3)}, {"softcap": "1"}, {"layout": "bshd"}, {"scale": np.array(0.5)}),
 ]
+#: Options of gradients, which have no `return_lse`.
+OF_GRADIENTS: list[dict[str, Any]] = [
+    *(x for x in OPTIONS if "return_lse" not in x),
+    *({"deterministic": False}, {"deterministic": False, "causal": True}, {"deterministic": 0}),
+    *({"scale": 0.0}, {"scale": -0.0}),
+]
+#: Memory for operands and results.
+ROOMS = ("q", "k", "v", "out", "B", "C", "X", "Y", "dout", "sums", "dq", "dk", "dv")
 
 
 @contextlib.contextmanager
@@ -92,7 +100,7 @@ class RepeatedCalls(RuleBasedStateMachine):
         rng = np.random.default_rng(3)
         cupy = self.device.cupy
         self.numbers = [self.device.card.number, self.device.card.number + 1_000_000]
-        self.rooms = {name: cupy.zeros(1 << 17, np.uint8) for name in ("q", "k", "v", "out", "B", "C", "X", "Y")}
+        self.rooms = {name: cupy.zeros(1 << 17, np.uint8) for name in ROOMS}
         for room in self.rooms.values():
             room[...] = self.device.asarray(rng.integers(0, 60, 1 << 17).astype(np.uint8))  # finite as any dtype
         still = {room.data.mem.ptr for room in self.rooms.values()}
@@ -255,6 +263,48 @@ class RepeatedCalls(RuleBasedStateMachine):
         if captured and into == "out" and self.launched(call)[1] is None:
             self.capture(call, out)
 
+    @rule(
+        sizes=SIZES,
+        places=st.tuples(*[PLACES] * 4),
+        gaps=st.tuples(*[GAPS] * 4),
+        dtype=st.sampled_from([F16, F16, BF16, F32]),
+        heads=st.sampled_from([2, 2, 1]),
+        options=st.sampled_from(OF_GRADIENTS),
+        mask=st.sampled_from([0, 0, 1, 2]),
+        into=st.sampled_from([(), (), ("dq", "dk", "dv"), ("dq", "dk", "dv"), ("dv",), ("q", "dk"), ("dk", "dk")]),
+        known=st.sampled_from([("out",), ("out",), ("out", "dlse"), ("delta",), ("out", "delta", "dlse"), ()]),
+        at=st.integers(0, 2),
+        kernel=st.sampled_from([None, None, None, "BackwardSimt", "BackwardSm80", "BackwardSm90"]),
+        captured=st.booleans(),
+    )
+    def gradients(
+        self, sizes: Any, places: Any, gaps: Any, dtype: Any, heads: int, options: Any, mask: int, into: Any,
+        known: Any, at: int, kernel: str | None, captured: bool,
+    ) -> None:  # fmt: skip
+        S_q, S_k, D, D_v = sizes
+        shapes = {"q": (1, 2, S_q, D), "k": (1, heads, S_k, D), "v": (1, heads, S_k, D_v), "dout": (1, 2, S_q, D_v)}
+        given = zip(shapes.items(), places, gaps, strict=True)
+        q, k, v, dout = (self.lying(name, shape, dtype, begin, gap) for (name, shape), begin, gap in given)
+        # The logarithms, their gradients and sums follow each other, now at one place, now at another.
+        sums = self.lying("sums", (3, 1, 2, S_q + at % 2), F32, 256 * at)[..., :S_q]
+        arrays = {"lse": sums[0], "dlse": sums[1], "delta": sums[2], "out": self.lying("out", shapes["dout"], dtype, 0)}
+        results = dict(zip(("dq", "dk", "dv"), into, strict=False)) if len(into) > 1 else {name: name for name in into}
+        where = {n: self.lying(room, shapes[n[1]], dtype, places[0], gaps[0]) for n, room in results.items()}
+        if options.get("layout") == "bshd":
+            q, k, v, dout, arrays["out"] = (x.swapaxes(1, 2) for x in (q, k, v, dout, arrays["out"]))
+            where = {name: x.swapaxes(1, 2) for name, x in where.items()}
+        out, lse = (arrays[name] if name in ("lse", *known) else None for name in ("out", "lse"))
+        more = {**options, **where, **({} if mask == 0 else {"mask": self.masks[mask]})}
+        more |= {name: arrays[name] for name in ("delta", "dlse") if name in known}
+
+        def call() -> Any:
+            return bg.attention_backward(dout, q, k, v, out, lse, **more)
+
+        self.compare(call, kernel)
+        repeats = captured and into[-1:] == ("dv",) and "deterministic" not in options
+        if repeats and self.launched(call)[1] is None:
+            self.capture(call, where["dv"])
+
 
 TestRepeatedCalls = RepeatedCalls.TestCase
 TestRepeatedCalls.settings = settings(stateful_step_count=20, max_examples=12, deadline=None)
@@ -266,6 +316,7 @@ def test_calls_of_one_kind_are_prepared_once() -> None:
         A = matrix(np.random.default_rng(3), Case(F16, (16, 16), 40), unique=True).on(device)
         A.sort_indices()
         q = device.asarray(np.ones((1, 2, 40, 64), F16))
+        lse = device.asarray(np.ones((1, 2, 40), F32))
         mask = bg.BlockMask.random(40, 40, per_row=1, block=16, device="cuda")
         B, few, X = (device.asarray(np.ones(shape, F16)) for shape in ((A.shape[1], 40), (A.shape[1], 24), (96, 24)))
         Y = device.asarray(np.ones((24, A.shape[1]), F16))
@@ -276,6 +327,8 @@ def test_calls_of_one_kind_are_prepared_once() -> None:
             "sampled": lambda: bg.sddmm(X.copy(), Y.copy(), A, out=samples),
             "attention": lambda: bg.attention(q.copy(), q.copy(), q.copy(), causal=True),
             "mask": lambda: bg.attention(q.copy(), q.copy(), q.copy(), mask=mask, return_lse=True),
+            "gradients": lambda: bg.attention_backward(q.copy(), q.copy(), q, q, q, lse.copy(), causal=True),
+            "gradients of a mask": lambda: bg.attention_backward(q, q, q, q, q.copy(), lse, mask=mask, dq=q.copy()),
         }
         for name, call in calls.items():
             with device.kernels() as kernels:

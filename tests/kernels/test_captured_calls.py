@@ -58,6 +58,15 @@ def attention(device: Device) -> Call:
     return Call([out], lambda: bg.attention(q, k, v, mask=mask, out=out))
 
 
+def gradients(device: Device) -> Call:
+    rng = np.random.default_rng(3)
+    q, k, v, dout = (device.asarray(rng.standard_normal((1, 2, 128, 64)).astype(F16)) for _ in range(4))
+    mask = bg.BlockMask.causal(128, block=64, device="cuda")
+    out, lse = bg.attention(q, k, v, mask=mask, return_lse=True)
+    found = {name: device.cupy.zeros_like(q) for name in ("dq", "dk", "dv")}
+    return Call([*found.values()], lambda: bg.attention_backward(dout, q, k, v, out, lse, mask=mask, **found))
+
+
 def decode(device: Device) -> Call:
     rng = np.random.default_rng(3)
     cache = bg.KVCache(2, 2, 256, 64, dtype=F16, device="cuda")
@@ -77,6 +86,8 @@ CALLS: dict[str, tuple[str, Callable[[Device], Call]]] = {
     "one vector": ("sm_80", lambda device: product(device, Case(F64, (4, 4), 1, b="C"))),
     "sampled": ("sm_90a", sampled),
     "attention": ("sm_90a", attention),
+    "gradients": ("sm_90a", gradients),
+    "gradients on Ampere": ("sm_80", gradients),
     "decode": ("sm_90a", decode),
 }
 

@@ -109,7 +109,12 @@ CACHES: dict[str, dict[str, str]] = {
         "_same": "backend, dtype and sizes: kernels/test_decode.py",
         "rounded_tiles": "three numbers",
     },
-    "_attention/mask_base.py": {"_ones_of_16_bits": "nothing", "_first_keys": "keys of a block"},
+    "_attention/mask_base.py": {
+        "_ones_of_16_bits": "nothing",
+        "_first_keys": "keys of a block",
+        "BlockRows.packed": "the arrays of the object, to which nobody writes",
+        "remembered_lines": "integers; every mask has a copy: attention/test_mask_intervals.py",
+    },
     "_backend/numpy_backend.py": {
         "_last_valid": "identity of the arrays; their values, dtype and block columns are compared"
     },
