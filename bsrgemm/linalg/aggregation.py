@@ -91,6 +91,12 @@ def hashed(xp: Any, n: int, first: int = 0) -> Array:
     return ((mixed >> np.uint64(35)).astype(np.int64) << 32) | index.astype(np.int64)
 
 
+def stable_order(xp: Any, number: Array) -> Array:
+    """Return the order that sorts, in which equal numbers stay in theirs; CuPy's sort always is so."""
+    order: Array = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    return order
+
+
 def aggregates(backend: Backend, indices: Array, indptr: Array, coupled: Array | None = None) -> tuple[Array, int]:
     """Return the number of the aggregate of each node, and how many aggregates there are.
 
@@ -290,7 +296,7 @@ def tentative(A: Any, number: Array, count: int, modes: Array) -> tuple[Any, Arr
         order, begins = backend.loops.by_column(number, np.array([0, n]), count)
         starts = R * begins[:-1]
     else:
-        order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+        order = stable_order(xp, number)
         starts = R * xp.searchsorted(number[order], xp.arange(count))
     order = (R * order[:, None] + xp.arange(R)).reshape(-1)  # rows of A, aggregate by aggregate
     q = modes.reshape(n, R, m).astype(A.dtype)

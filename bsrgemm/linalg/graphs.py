@@ -115,13 +115,15 @@ class Replay:
 # ------------------------------------------------------------------------- graphs that are kept between solves
 @dataclass
 class _Kept:
-    """What was captured in an earlier solve, the arrays it works on, and what its launches depend on."""
+    """What was captured in an earlier solve, and the arrays that it works on."""
 
     #: a graph, or several by what they compute
     captured: Any
     #: by name: arrays, or lists of them
     arrays: dict[str, Any]
-    state: _State
+    #: what the launches depend on: the description of the call, and what products with its matrices were prepared for
+    described: Any
+    prepared: list[Any]
     #: how many iterations the last solve has made
     made: int
     #: drops this object when its owner is deleted
@@ -131,36 +133,6 @@ class _Kept:
 #: One graph for each preconditioner or matrix that has been solved with, by its id. A solve takes it out as long as it
 #: lasts: two threads never work on the same arrays.
 _graphs: dict[int, _Kept] = {}
-
-
-class _State:
-    """Everything that the launches of an iteration depend on. It keeps no part of A and M alive.
-
-    These are the method, the shape and the dtype of its vectors, the device and the stream, and of A and M all matrices
-    with their arrays and plans, and all numbers that a launch takes from the host.
-    """
-
-    def __init__(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> None:
-        self._prepared: list[Any] = []
-        self._rest = self._described(kind, b, backend, operands, self._prepared)
-        self._prepared = [ENGINES.of(backend).prepared(matrix) for matrix in self._prepared]
-
-    @staticmethod
-    def _described(
-        kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any], matrices: list[Any]
-    ) -> tuple[Any, ...]:
-        from .._kernels import driver
-
-        cuda = backend.xp.cuda
-        place = backend.name, cuda.runtime.getDevice(), driver.stream_number(cuda.get_current_stream().ptr)
-        return kind, tuple(b.shape), b.dtype, place, _described(operands, matrices)
-
-    def holds(self, kind: Any, b: Array, backend: Backend, operands: tuple[Any, Any]) -> bool:
-        """Tell whether launches would be the same for these operands."""
-        matrices: list[Any] = []
-        if self._described(kind, b, backend, operands, matrices) != self._rest:
-            return False
-        return all(before.holds_for(A) for before, A in zip(self._prepared, matrices, strict=True))
 
 
 class _Same:
@@ -198,6 +170,10 @@ def _described(x: Any, matrices: list[Any]) -> Any:
 class Place:
     """Where the graphs of a solve stay until the next one: with its preconditioner, or with the matrix without one.
 
+    The launches of an iteration depend on the method, the shape and the dtype of its vectors, the device and the
+    stream, and of A and M on all matrices with their arrays and plans, and on all numbers that a launch takes from the
+    host. No part of A and M is kept alive by what is remembered of them.
+
     Parameters
     ----------
     kind : object
@@ -211,29 +187,42 @@ class Place:
     """
 
     def __init__(self, kind: Any, system: Any, operands: tuple[Any, Any], graph: bool) -> None:
-        self._call = kind, system.b, system.backend, operands
         self._owner = operands[0] if operands[1] is None else operands[1]
-        kept = _graphs.pop(id(self._owner), None) if graph else None
+        self._engine, self._matrices = ENGINES.of(system.backend), list[Any]()
         #: what an earlier solve has left, if its graphs hold for this one
-        self.kept = kept if kept is not None and kept.state.holds(*self._call) else None
+        self.kept: _Kept | None = None
+        #: how many iterations this solve has made
+        self.made = 0
+        if not graph:
+            return
+        from .._kernels import driver
 
-    def leave(self, captured: Any, arrays: dict[str, Any], made: int) -> None:
-        """Keep graphs and their arrays for the next solve; `made` is the number of iterations of this one."""
+        cuda, b = system.backend.xp.cuda, system.b
+        where = system.backend.name, cuda.runtime.getDevice(), driver.stream_number(cuda.get_current_stream().ptr)
+        self._described = kind, tuple(b.shape), b.dtype, where, _described(operands, self._matrices)
+        kept = _graphs.pop(id(self._owner), None)
+        if kept is None or kept.described != self._described:
+            return
+        if all(before.holds_for(A) for before, A in zip(kept.prepared, self._matrices, strict=True)):
+            self.kept = kept
+
+    def leave(self, captured: Any, arrays: dict[str, Any]) -> None:
+        """Keep graphs and their arrays for the next solve."""
         key, graphs = id(self._owner), _graphs
 
         def drop(_: Any) -> None:
             graphs.pop(key, None)
 
-        state = _State(*self._call) if self.kept is None else self.kept.state
-        _graphs[key] = _Kept(captured, arrays, state, made, ref(self._owner, drop))
+        prepared = list(map(self._engine.prepared, self._matrices)) if self.kept is None else self.kept.prepared
+        owner = ref(self._owner, drop)
+        _graphs[key] = _Kept(captured, arrays, self._described, prepared, self.made, owner)
 
+    def expected(self, left: Sequence[float], most: int) -> float:
+        """Return how many iterations are still to be expected, no more than `most`.
 
-def expected(kept: _Kept | None, made: int, left: Sequence[float], most: int) -> float:
-    """How many iterations are still to be expected, no more than `most`.
-
-    At first there is no rate of convergence yet, but the last solve with these operands may have told.
-    """
-    return min(iterations_left(left) if kept is None or made else kept.made, most)
+        At first there is no rate of convergence yet, but the last solve with these operands may have told.
+        """
+        return min(iterations_left(left) if self.kept is None or self.made else self.kept.made, most)
 
 
 def ahead(replay: Replay, coming: float) -> int:
@@ -260,8 +249,7 @@ class Iterations:
     def __init__(self, kind: type[Any], system: Any, operands: tuple[Any, Any], graph: bool) -> None:
         self._backend = backend = system.backend
         self._place = Place(kind, system, operands, graph)
-        self._kept, self._made = self._place.kept, 0
-        kept = self._kept
+        kept = self._place.kept
         self.step = kind(system, None if kept is None else kept.arrays)
         self.replay = Replay(self.step, backend.xp, graph, None if kept is None else kept.captured)
         self._numbers: Array | None = None
@@ -278,9 +266,9 @@ class Iterations:
             The most iterations to make.
         """
         step, xp = self.step, self._backend.xp
-        coming = expected(self._kept, self._made, left, most)
+        coming = self._place.expected(left, most)
         count = ahead(self.replay, coming)
-        self._made += count
+        self._place.made += count
         if count == 1:
             self.replay(coming >= WORTHWHILE)
             return self._backend.to_host(step.numbers)[None]  # synchronize!
@@ -307,7 +295,7 @@ class Iterations:
         if captured is None:
             return x
         arrays = {name: part for name, part in vars(self.step).items() if self._backend.is_dense(part)}
-        self._place.leave(captured, arrays, self._made)
+        self._place.leave(captured, arrays)
         return x.copy()
 
 

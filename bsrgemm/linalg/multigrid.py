@@ -27,7 +27,7 @@ from .operators import (
     plain,
     snapshot,
 )
-from .smoothers import Chebyshev, Jacobi, inverse_blocks
+from .smoothers import Chebyshev, Jacobi, Smoother, inverse_blocks
 
 #: Eigenvalues of the coarsest matrix that count as zero, over the largest.
 _CUT = 1e-13
@@ -51,7 +51,7 @@ class Level:
     A: Any
     P: Any
     R: Any
-    smoother: Chebyshev | Jacobi
+    smoother: Smoother
     #: ``plans(A, D, options)`` makes the level of other numbers, and the next coarser matrix
     plans: Any = None
 
@@ -62,7 +62,7 @@ class Options:
     degree: int
     cycle: str
 
-    def smoothing(self, A: Any, D: Any) -> Chebyshev | Jacobi:
+    def smoothing(self, A: Any, D: Any) -> Smoother:
         if self.smoother == "jacobi":
             return Jacobi(A, D, 4 / 3, self.degree)
         return Chebyshev(A, D, self.degree, 0.15, 1.1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._backend.base import Array, Backend, Blocks
 from .._products.matmul import matmul
-from .aggregation import hashed
+from .aggregation import hashed, stable_order
 
 
 def colours(A: Any) -> tuple[Array, int]:
@@ -52,16 +52,22 @@ def _first_fit(backend: Backend, turn: Array, turns: int, other: Array, starts: 
     length = xp.concatenate([starts[1:], xp.full(1, len(other), starts.dtype)]) - starts
     count = 0
     for nodes in by_number(backend, turn, turns):
-        ends = xp.cumsum(length[nodes])
-        total = int(ends[-1])  # synchronize!
-        line = xp.searchsorted(ends, xp.arange(total), side="right")
-        near = other[starts[nodes][line] + xp.arange(total) - (ends - length[nodes])[line]]
+        line, place = entries_of(xp, starts[nodes], length[nodes])
+        near = other[place]
         taken = xp.zeros((len(nodes), count + 2), bool)  # the last column stands for neighbours without a colour
         taken[line, xp.where(colour[near] < 0, count + 1, colour[near])] = True
         taken[:, -1] = False
         colour[nodes] = xp.argmin(taken, axis=1)
         count = max(count, int(colour[nodes].max()) + 1)  # synchronize!
     return colour, count
+
+
+def entries_of(xp: Any, starts: Array, lengths: Array) -> tuple[Array, Array]:
+    """For rows with entries from ``starts[i]`` to ``starts[i] + lengths[i] - 1``: i and the place of each entry."""
+    ends = xp.cumsum(lengths)
+    every = xp.arange(int(ends[-1]))  # synchronize!
+    row = xp.searchsorted(ends, every, side="right")
+    return row, starts[row] + every - (ends - lengths)[row]
 
 
 def levels(A: Any, lower: bool = True) -> tuple[Array, int]:
@@ -112,7 +118,7 @@ def _levels_in_order(low: Array, high: Array, n: int, lower: bool) -> Array:
 def by_number(backend: Backend, number: Array, count: int) -> list[Array]:
     """The places of each number from 0 to ``count - 1``, in ascending order."""
     xp = backend.xp
-    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    order = stable_order(xp, number)
     bounds = backend.to_host(xp.searchsorted(number[order], xp.arange(count + 1)))  # synchronize!
     return [order[first:last] for first, last in itertools.pairwise(bounds.tolist())]
 
@@ -205,7 +211,7 @@ def groups(A: Any, number: Array, count: int, inverse: Array, ahead: bool = True
     data, indices, indptr = A._canonical()
     n, kind = len(indptr) - 1, indptr.dtype
     row = backend.expand(indptr, len(indices))
-    order = xp.argsort(number, kind="stable") if xp is np else xp.argsort(number)
+    order = stable_order(xp, number)
     place = xp.empty(n, np.int64)
     place[order] = xp.arange(n)
     bounds = xp.searchsorted(number[order], xp.arange(count + 1))

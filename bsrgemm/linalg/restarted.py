@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .graphs import WORTHWHILE, Place, Replay, ahead, capturable, expected
+from .graphs import WORTHWHILE, Place, Replay, ahead, capturable
 from .operators import NOT_FINITE, is_integer
 
 #: Columns of the basis by default.
@@ -102,7 +102,7 @@ class _Arnoldi:
     """Makes vectors of a space, by graphs if they are allowed: some before the host looks at their numbers."""
 
     def __init__(self, s: Any, operands: tuple[Any, Any], flexible: bool, graph: bool) -> None:
-        self._s, self._graph, self._made = s, graph, 0
+        self._s, self._graph = s, graph
         self._place = Place((Space, flexible), s, operands, graph)
         kept = self._place.kept
         self.space = Space(s, flexible, None if kept is None else kept.arrays)
@@ -128,7 +128,7 @@ class _Arnoldi:
             The most iterations until the method ends, restarts included.
         """
         s, space = self._s, self.space
-        coming = expected(self._place.kept, self._made, left, most)
+        coming = self._place.expected(left, most)
         count = min(ahead(self._multiply, coming), end - first)
         for j in range(first, first + count):
             if j == len(space.columns):
@@ -136,7 +136,7 @@ class _Arnoldi:
                 self._orthogonalise.append(self._replay(j, False))
             self._multiply(coming >= WORTHWHILE)
             self._orthogonalise[j]()
-        self._made += count
+        self._place.made += count
         columns = space.columns[first : first + count]
         if count == 1:
             return [s.host(columns[0])]
@@ -149,7 +149,7 @@ class _Arnoldi:
             return
         captured = {-1: self._multiply.graph}
         captured.update((j, x.graph) for j, x in enumerate(self._orthogonalise) if x.graph is not None)
-        self._place.leave(captured, self.space.arrays(), self._made)
+        self._place.leave(captured, self.space.arrays())
 
 
 def restarted(

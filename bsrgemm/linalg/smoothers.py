@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import re
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from .operators import (
     snapshot,
     total,
 )
-from .steps import Conjugate
 
 #: Steps of conjugate gradients by which the largest eigenvalue of D A is estimated.
 _STEPS = 20
@@ -89,33 +88,28 @@ def spectrum(A: Any, D: Any, steps: int = _STEPS) -> Spectrum:
     with np.errstate(all="ignore"):
         diagonal = D.data.diagonal(axis1=1, axis2=2).reshape(-1)  # the scale of each unknown does not matter
         r = A @ (xp.sqrt(abs(diagonal)) * _mixed_vector(A)).astype(A.dtype, copy=False)
-        system = SimpleNamespace(
-            b=r,
-            x=xp.zeros_like(r),
-            xp=xp,
-            backend=backend,
-            multiply=lambda p: A @ p,
-            precondition=lambda r: D @ r,
-            dot=lambda u, v, work=None: total(A, inner_products(backend, u, v, work)),
-            safe_ratio=backend.safe_ratio,
-            is_spread=isinstance(A, DistributedOperator),
-        )
-        step, found = Conjugate(system), []
-        step.restart(r)
-        for _ in range(steps):
-            step()
-            found.append(step.numbers.copy())
-        _, products, sizes = backend.to_host(xp.stack(found)).astype(np.float64).T  # synchronize!
-        return _spectrum_of(sizes, products, float(np.finfo(A.dtype).eps), A.blocksize[0])
+        p, work = xp.zeros_like(r), xp.empty_like(r)
+        sizes, products = [xp.zeros((), r.dtype)], []
+        for step in range(steps):  # those of `steps.Conjugate`, without x and the norm of r
+            z = D @ r
+            sizes.append(total(A, inner_products(backend, r, z, work)))
+            if step == steps - 1:
+                break
+            backend.multiply_by_ratio_and_add(p, sizes[-1], sizes[-2], z)
+            q = A @ p
+            products.append(total(A, inner_products(backend, p, q, work)))
+            backend.subtract_multiple(r, backend.safe_ratio(sizes[-1], products[-1]), q, work)
+        numbers = backend.to_host(xp.stack([*sizes[1:], *products]).real).astype(np.float64)  # synchronize!
+        return _spectrum_of(numbers[:steps], numbers[steps:], float(np.finfo(A.dtype).eps), A.blocksize[0])
 
 
 def _spectrum_of(sizes: Any, products: Any, unit: float, side: int) -> Spectrum:
-    """The estimate and the bound by ``r D r`` and ``p A p`` of conjugate gradients; blocks have so many rows."""
+    """The estimate and the bound by ``r D r`` and, but for the last step, ``p A p``; blocks have `side` rows."""
     if sizes[0] == 0:  # a matrix of zeros, or without rows, is left as it is
         return Spectrum(1.0, 1.0)
-    rates, shrunk = products / sizes, sizes[1:] / sizes[:-1]
-    diagonal = rates[:-1] + np.append(0, shrunk[:-1] * rates[:-2])
-    beside = np.sqrt(abs(shrunk)) * abs(rates[:-1])
+    rates, shrunk = products / sizes[:-1], sizes[1:] / sizes[:-1]
+    diagonal = rates + np.append(0, shrunk[:-1] * rates[:-1])
+    beside = np.sqrt(abs(shrunk)) * abs(rates)
     # What comes after a residual of rounding errors tells nothing.
     small = np.flatnonzero(~(beside > math.sqrt(unit) * np.maximum.accumulate(abs(diagonal))))
     m = int(small[0]) + 1 if len(small) else len(beside)
@@ -235,21 +229,35 @@ def _inverse_batch(A: bsr_batch) -> BatchJacobi:
     return BatchJacobi((inverse.data.reshape(batch, count, *A.blocksize), place[:-1], place), shape=(n, n))
 
 
-class Chebyshev:
+class Smoother(ABC):
+    """A polynomial in D A that makes residuals smaller."""
+
+    def __init__(self, A: Any, D: Any) -> None:
+        self.A, self.D = A, D
+        #: an estimate of the largest eigenvalue of D A, and what it does not exceed
+        self.rho, self.bound = spectrum(A, D)
+
+    @abstractmethod
+    def improve(self, b: Array, x: Array | None) -> Array:
+        """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
+
+    def adjoint(self) -> Self:
+        """The conjugate transpose: the same for that of A."""
+        found = copy.copy(self)
+        found.A, found.D = adjoint(self.A), adjoint(self.D)
+        return found
+
+
+class Chebyshev(Smoother):
     """The polynomial in D A of a degree that is smallest on eigenvalues from `low` to `high` times the largest one."""
 
     def __init__(self, A: Any, D: Any, degree: int, low: float, high: float) -> None:
-        self.A, self.D, self.degree = A, D, degree
-        self.rho, bound = spectrum(A, D)
+        super().__init__(A, D)
+        self.degree = degree
         # The polynomial leaves less of a residual than there was below low + high: all eigenvalues have to be there.
-        self.low, self.high = low, max(high, bound / self.rho - low)
-
-    def adjoint(self) -> Chebyshev:
-        """The conjugate transpose: the same polynomial for that of A."""
-        return _adjoint_smoother(self)
+        self.low, self.high = low, max(high, self.bound / self.rho - low)
 
     def improve(self, b: Array, x: Array | None) -> Array:
-        """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         middle, half = ((self.high + sign * self.low) / 2 * self.rho for sign in (1, -1))
         r = b.copy() if x is None else multiply(self.A, x, out=b.copy(), alpha=-1, beta=1)
         d = matmul(self.D, r, alpha=1 / middle)
@@ -266,20 +274,15 @@ class Chebyshev:
         return x
 
 
-class Jacobi:
+class Jacobi(Smoother):
     """``x += omega / rho * D (b - A x)``, some sweeps."""
 
     def __init__(self, A: Any, D: Any, omega: float, sweeps: int) -> None:
-        self.A, self.D, self.sweeps = A, D, sweeps
-        self.rho, bound = spectrum(A, D)
-        self.weight = min(omega / self.rho, 2 / bound)  # a larger one would let residuals grow
-
-    def adjoint(self) -> Jacobi:
-        """The conjugate transpose: the same sweeps for that of A."""
-        return _adjoint_smoother(self)
+        super().__init__(A, D)
+        self.sweeps = sweeps
+        self.weight = min(omega / self.rho, 2 / self.bound)  # a larger one would let residuals grow
 
     def improve(self, b: Array, x: Array | None) -> Array:
-        """Return a better x for ``A x = b``; None counts as 0. The given x is overwritten."""
         for _ in range(self.sweeps):
             if x is None:
                 x = matmul(self.D, b, alpha=self.weight)
@@ -288,12 +291,6 @@ class Jacobi:
             matmul(self.D, r, out=x, alpha=self.weight, beta=1)
         assert x is not None
         return x
-
-
-def _adjoint_smoother(smoother: Any) -> Any:
-    found = copy.copy(smoother)
-    found.A, found.D = adjoint(smoother.A), adjoint(smoother.D)
-    return found
 
 
 class Polynomial(Preconditioner):

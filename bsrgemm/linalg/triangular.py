@@ -280,10 +280,7 @@ def _factored(A: Any, number: Array, count: int) -> tuple[Any, Array]:
             continue
         # All pairs of a block (i, k) with k of this colour and a block (k, j).
         begin, length = indptr[indices[left]].astype(np.int64), (indptr[1:] - indptr[:-1])[indices[left]]
-        ends = xp.cumsum(length)
-        total = int(ends[-1])  # synchronize!
-        pair = xp.searchsorted(ends, xp.arange(total), side="right")
-        right = begin[pair] + xp.arange(total) - (ends - length)[pair]
+        pair, right = ordering.entries_of(xp, begin, length)  # synchronize!
         wanted = row[left][pair] * np.int64(width) + indices[right]
         place = xp.minimum(xp.searchsorted(keys, wanted), len(keys) - 1)
         kept = xp.flatnonzero((keys[place] == wanted) & (number[indices[right]] > colour))  # synchronize!

@@ -151,7 +151,7 @@ def test_the_read_of_a_spectrum_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(type(A._backend), "to_host", counted)
     smoothers.spectrum(A, D)
-    assert reads == [(20, 3)]
+    assert reads == [(39,)]  # r D r of 20 steps, and p A p of those that lead to another one
 
 
 def test_a_polynomial_of_an_odd_degree_keeps_its_upper_end() -> None:

@@ -23,7 +23,7 @@ from ...dtypes import accumulator_dtype, result_dtype, scalar_result_dtype
 from . import tasks
 from .base import PanelBase, empty_dense, tree_sum
 from .products import matmul
-from .tasks import Layout, bounds_of, check_sides, shortened
+from .tasks import Layout, check_sides, shortened
 
 _WAY_OUT = (
     "A.map_panels(f) applies a function to each panel, A.toarray() is a dense Dask array, and A.compute() a bsr_array"
@@ -347,15 +347,15 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
         result = replace(layout, sides=tuple(b - a for _, a, b in pieces), across=across[1] - across[0])
         name = f"bsr-getitem-{tokenize(self.name, ranges)}"
         refs = self._refs()
-        layer = {}
-        for number, (i, a, b) in enumerate(pieces):
-            key = result.key(name, number)
+
+        def task(key: Any, number: int) -> Task:
+            i, a, b = pieces[number]
             if (a, b) == (0, layout.sides[i]) and result.across == layout.across:
-                layer[key] = Task(key, tasks.given, refs[i])
-            else:
-                rows, columns = ((a, b), across) if layout.axis == 0 else (across, (a, b))
-                layer[key] = Task(key, tasks.cut, refs[i], rows=rows, columns=columns)
-        return type(self)(HighLevelGraph.from_collections(name, layer, dependencies=[self]), name, result)
+                return Task(key, tasks.given, refs[i])
+            rows, columns = ((a, b), across) if layout.axis == 0 else (across, (a, b))
+            return Task(key, tasks.cut, refs[i], rows=rows, columns=columns)
+
+        return self._of_tasks(name, result, task, [self])
 
     @property
     def partitions(self) -> _Partitions:
@@ -407,14 +407,15 @@ class PanelArray(PanelBase, metaclass=_WithoutRefused):
         check_sides(sides, layout.blocksize[layout.axis], "chunks", layout.axis)
         result = layout.with_sides(sides)
         name = f"bsr-rechunk-{tokenize(self.name, sides)}"
-        old, refs = layout.bounds, self._refs()
-        layer = {}
-        for number, (start, stop) in enumerate(bounds_of(sides)):
+        old, new_bounds, refs = layout.bounds, result.bounds, self._refs()
+
+        def task(key: Any, number: int) -> Task:
+            start, stop = new_bounds[number]
             touched = [i for i, (a, b) in enumerate(old) if a < stop and start < b] or [0]
             cuts = [(max(start, a) - a, max(min(stop, b) - a, 0)) for a, b in (old[i] for i in touched)]
-            key = result.key(name, number)
-            layer[key] = Task(key, tasks.regrouped, List(*(refs[i] for i in touched)), cuts=cuts, axis=layout.axis)
-        return type(self)(HighLevelGraph.from_collections(name, layer, dependencies=[self]), name, result)
+            return Task(key, tasks.regrouped, List(*(refs[i] for i in touched)), cuts=cuts, axis=layout.axis)
+
+        return self._of_tasks(name, result, task, [self])
 
     # ----------------------------------------------------------------------------------------- sums
     def sum(self, axis: int | None = None) -> da.Array:
@@ -507,9 +508,7 @@ class _Partitions:
         result = layout.with_sides(tuple(layout.sides[i] for i in chosen))
         name = f"bsr-partitions-{tokenize(matrix.name, list(chosen))}"
         refs = matrix._refs()
-        keys = [result.key(name, number) for number in range(len(chosen))]
-        layer = {key: Task(key, tasks.given, refs[i]) for key, i in zip(keys, chosen, strict=True)}
-        return type(matrix)(HighLevelGraph.from_collections(name, layer, dependencies=[matrix]), name, result)
+        return type(matrix)._of_tasks(name, result, lambda key, i: Task(key, tasks.given, refs[chosen[i]]), [matrix])
 
 
 class _Refused:

@@ -38,6 +38,15 @@ class PanelBase(da.Array):
         self._layout = layout
         return self
 
+    @classmethod
+    def _of_tasks(
+        cls, name: str, layout: Layout, task: Callable[[Any, int], Task], sources: Sequence[Any] = ()
+    ) -> Self:
+        """A matrix of which ``task(key, i)`` makes panel i, from these collections."""
+        keys = [layout.key(name, i) for i in range(layout.count)]
+        layer = {key: task(key, i) for i, key in enumerate(keys)}
+        return cls(HighLevelGraph.from_collections(name, layer, dependencies=sources), name, layout)
+
     def __reduce__(self) -> Any:
         return type(self), (self.dask, self.name, self._layout)
 
@@ -95,11 +104,7 @@ class PanelBase(da.Array):
         name = f"{prefix}-{tokenize(self.name, [other.name for other in others], token, layout)}"
         matrices: tuple[Any, ...] = (self, *others)
         columns = [matrix._refs() for matrix in matrices]
-        layer = {}
-        for i in range(layout.count):
-            key = layout.key(name, i)
-            layer[key] = task(key, i, *(refs[i] for refs in columns))
-        return type(self)(HighLevelGraph.from_collections(name, layer, dependencies=matrices), name, layout)
+        return self._of_tasks(name, layout, lambda key, i: task(key, i, *(refs[i] for refs in columns)), matrices)
 
 
 def empty_panel(layout: Layout) -> Any:

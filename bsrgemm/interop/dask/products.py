@@ -264,6 +264,4 @@ def _columns_like(A: Any, B: PanelBase) -> Any:
 
 def _panels(like: PanelBase, pieces: list[Any], layout: Layout) -> Any:
     name = f"operand-{uuid4().hex}"
-    keys = [layout.key(name, i) for i in range(layout.count)]
-    layer = {key: Task(key, tasks.given, piece) for key, piece in zip(keys, pieces, strict=True)}
-    return type(like)(HighLevelGraph.from_collections(name, layer), name, layout)
+    return type(like)._of_tasks(name, layout, lambda key, i: Task(key, tasks.given, pieces[i]))

@@ -90,11 +90,8 @@ def from_bsr(A: Any, rows_per_chunk: int) -> PanelArray:
     sides = (rows,) * (M // rows) + ((M % rows,) if M % rows or not M else ())
     layout = Layout(sides, N, (R, C), matrix.dtype, tasks.device_of(matrix))
     name = f"bsr-from-bsr-{tokenize(matrix, rows)}"
-    layer = {}
-    for i, (start, stop) in enumerate(layout.bounds):
-        key = layout.key(name, i)
-        layer[key] = Task(key, tasks.given, _rows(matrix, start // R, stop // R))
-    return PanelArray(HighLevelGraph.from_collections(name, layer), name, layout)
+    cuts = [(start // R, stop // R) for start, stop in layout.bounds]
+    return PanelArray._of_tasks(name, layout, lambda key, i: Task(key, tasks.given, _rows(matrix, *cuts[i])))
 
 
 def from_delayed(
@@ -157,11 +154,11 @@ def from_delayed(
     check_sides(sides, block[0], "rows")
     layout = Layout(sides, shape[1], block, check_dtype(dtype, HOST_DTYPES), device)
     name = f"bsr-from-delayed-{tokenize([panel.key for panel in panels], layout)}"
-    layer = {}
-    for i, panel in enumerate(panels):
-        key = layout.key(name, i)
-        layer[key] = Task(key, tasks.checked, TaskRef(panel.key), number=i, layout=layout)
-    return PanelArray(HighLevelGraph.from_collections(name, layer, dependencies=panels), name, layout)
+
+    def task(key: Any, i: int) -> Task:
+        return Task(key, tasks.checked, TaskRef(panels[i].key), number=i, layout=layout)
+
+    return PanelArray._of_tasks(name, layout, task, panels)
 
 
 def _rows(A: Any, first: int, last: int) -> Any:
@@ -327,11 +324,11 @@ def from_panels(folder: Any, *, device: str = "cpu") -> PanelArray:
         token = text
     layout = Layout(found.rows, found.columns, found.blocksize, found.dtype, device)
     name = f"bsr-from-panels-{tokenize(where, token, device)}"
-    layer = {}
-    for i in range(layout.count):
-        key = layout.key(name, i)
-        layer[key] = Task(key, tasks.loaded, store=store, number=i, layout=layout)
-    return PanelArray(HighLevelGraph.from_collections(name, layer), name, layout)
+
+    def task(key: Any, i: int) -> Task:
+        return Task(key, tasks.loaded, store=store, number=i, layout=layout)
+
+    return PanelArray._of_tasks(name, layout, task)
 
 
 def _place(folder: Any) -> str:
