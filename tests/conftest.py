@@ -81,8 +81,16 @@ def waits_for(item: pytest.Item) -> str | None:
 def way_of(item: pytest.Item) -> str | None:
     """Where a test of a kernel runs; None for other tests."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-    found = params.get("device")
-    return found if found in WAYS else None
+    return params.get("runs_on")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `device` runs where its marks let it; those of a single case are looked at by `suits`."""
+    if "runs_on" in metafunc.fixturenames:
+        marks = {mark.name for mark in metafunc.definition.iter_markers()}
+        card = [] if "emulated" in marks else [pytest.param("card", marks=pytest.mark.gpu)]
+        ways = [way for way in WAYS[:-1] if "large" not in marks and (way == "emulator" or way in marks)]
+        metafunc.parametrize("runs_on", [*ways, *card], indirect=True)
 
 
 def leaves_to_its_other_half(item: pytest.Item) -> bool:
@@ -223,8 +231,15 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return by_name(request.param)
 
 
-@pytest.fixture(params=[pytest.param(way, marks=pytest.mark.gpu if way == "card" else ()) for way in WAYS])
-def device(request: pytest.FixtureRequest) -> Generator[devices.Device]:
+@pytest.fixture
+def runs_on(request: pytest.FixtureRequest) -> str:
+    """Where a test of a kernel runs: one of WAYS."""
+    way: str = request.param
+    return way
+
+
+@pytest.fixture
+def device(runs_on: str) -> Generator[devices.Device]:
     """An emulated card and the real one, with which the same library works."""
-    with devices.opened(request.param) as found:
+    with devices.opened(runs_on) as found:
         yield found

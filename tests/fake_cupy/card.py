@@ -166,4 +166,5 @@ class Card:
         """Give the memory back."""
         self._kernels.clear()
         gc.collect()
+        gc.freeze()  # what is left stays, and need not be looked at when the next card is closed
         self.heap.close()

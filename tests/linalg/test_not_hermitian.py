@@ -34,7 +34,8 @@ PRECONDITIONERS: dict[str, Any] = {
     "ilu0": linalg.ilu0,
     "smoothed_aggregation": lambda A: linalg.smoothed_aggregation(A, max_coarse=20),
 }
-SOLVERS = [linalg.cg, linalg.minres, linalg.bicgstab, linalg.gmres, linalg.fgmres]
+#: The solvers, each with what it calls about 60 iterations: GMRES counts restarts of 20.
+SOLVERS = {linalg.cg: 60, linalg.minres: 60, linalg.bicgstab: 60, linalg.gmres: 3, linalg.fgmres: 3}
 
 
 @pytest.mark.parametrize("preconditioner", PRECONDITIONERS)
@@ -47,10 +48,10 @@ def test_info_is_0_only_for_a_solution_and_all_else_is_told(name: str, precondit
         return
     M = PRECONDITIONERS[preconditioner](A)
     b = numbers(N, A.dtype)
-    for solve in SOLVERS:
+    for solve, maxiter in SOLVERS.items():
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            x, info = solve(A, b, M=M, rtol=1e-6, maxiter=60)
+            x, info = solve(A, b, M=M, rtol=1e-6, maxiter=maxiter)
         left = np.linalg.norm(b - MATRICES[name] @ x) / np.linalg.norm(b)
         if info == 0:
             assert left <= 1.001e-6 and not told, solve.__name__

@@ -34,18 +34,20 @@ from . import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What people run and read, and instructions of the card, which the emulator exchanges: no error is made there.
-OUTSIDE = ("bsrgemm/_cli/*", "bsrgemm/_benchmark/*", "bsrgemm/_environment.py", "bsrgemm/_version.py", "*/__main__.py",
-           "*/__init__.py", "cuda/ptx/*", "*/tma.cuh", "*/wgmma.cuh", "*/mma.cuh")  # fmt: skip
+OUTSIDE = ("bsrgemm/_cli/*", "bsrgemm/_environment.py", "bsrgemm/_version.py", "*/__main__.py", "*/__init__.py",
+           "cuda/ptx/*")  # fmt: skip
 #: The tests that can notice an error in a folder or a file; in any other: those of what stands on it.
 TESTS = {
     "bsrgemm/_array/": ("tests/array", "tests/scipy_suite"),
-    "bsrgemm/_products/": ("tests/products", "tests/array", "tests/kernels", "tests/emulator"),
-    "bsrgemm/_attention/": ("tests/attention", "tests/kernels", "tests/emulator"),
-    "bsrgemm/_kernels/": ("tests/kernels", "tests/products", "tests/emulator"),
+    "bsrgemm/_products/": ("tests/products", "tests/array", "tests/kernels"),
+    "bsrgemm/_attention/": ("tests/attention", "tests/kernels"),
+    "bsrgemm/_kernels/": ("tests/kernels", "tests/products", "tests/attention"),
+    "bsrgemm/_kernel_index.py": ("tests/kernels", "tests/tools"),
+    "bsrgemm/_plotting.py": ("tests/plotting", "tests/array"),
     "bsrgemm/linalg/": ("tests/linalg",),
     "bsrgemm/interop/": ("tests/interop",),
-    "cuda/": ("tests/emulator",),
-    "": ("tests/products", "tests/array", "tests/attention", "tests/linalg", "tests/plotting"),
+    "cuda/": ("tests/kernels", "tests/emulator"),
+    "": ("tests/products", "tests/array", "tests/attention", "tests/linalg", "tests/kernels"),
 }
 #: Compiles, hashes or reads the sources without executing them.
 NEVER = "tests/kernels/test_compile.py"

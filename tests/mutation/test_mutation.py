@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from . import rules
-from .__main__ import main
+from .__main__ import NEVER, OUTSIDE, ROOT, files, main
+from .__main__ import TESTS as TESTS_OF
 
 PYTHON = '''
 LIMIT = 3
@@ -44,6 +45,13 @@ def test_errors_are_those_of_the_rules(file: str, text: str, wanted: str) -> Non
         assert "ot this" not in text.split("\n")[line] and error.applied(text) != text
         found.add(error.applied(text).split("\n")[line].strip())
     assert set(wanted.replace("\n", "|").split("|")) <= found
+
+
+def test_the_tables_name_what_is_there() -> None:
+    """Folders and files that have moved would leave errors to tests that never see them."""
+    assert [path for path in (*TESTS_OF, *sum(TESTS_OF.values(), ()), NEVER) if not (ROOT / path).exists()] == []
+    assert [pattern for pattern in OUTSIDE if not any(ROOT.glob(pattern.replace("*/", "**/")))] == []
+    assert {file.split("/")[0] for file in files(ROOT, ["bsrgemm", "cuda"])} == {"bsrgemm", "cuda"}
 
 
 MODULE = """

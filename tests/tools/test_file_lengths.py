@@ -59,7 +59,9 @@ def too_long(root: Path, names: list[str]) -> dict[str, int]:
     """The files below `root` with more than `MOST_LINES` of code, and how many; what is not there has none."""
     paths = {name: root / name for name in names if (root / name).is_file()}
     count = {".py": lines_of_python, ".cu": lines_of_cuda, ".cuh": lines_of_cuda}
-    lengths = {name: count[path.suffix](path.read_text(encoding="utf-8")) for name, path in paths.items()}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    long = {name: text for name, text in texts.items() if len(text.splitlines()) > MOST_LINES}  # of anything
+    lengths = {name: count[paths[name].suffix](text) for name, text in long.items()}
     return {name: lines for name, lines in lengths.items() if lines > MOST_LINES}
 
 
