@@ -80,8 +80,8 @@ def _peer(start: Callable[[], Call]) -> Peer:
 
 def rows(run: Run, cells: Sequence[Cell]) -> Iterator[Row]:
     """A row for each cell, a hundred at a time: their kernels are compiled side by side before anything is timed."""
-    gc.freeze()  # what there is now stays, and the collection after each cell need not walk it
     for first in range(0, len(cells), _TOGETHER):
+        gc.freeze()  # what there is now stays, and the collection after each cell need not walk it
         some = cells[first : first + _TOGETHER]
         friends: list[Case] = list(dict.fromkeys(cell.friend for cell in some))
         forced = [Forced(c.part, c.case, c.friend, True) if isinstance(c, Forced) else c for c in some]
@@ -137,7 +137,7 @@ def shares(found: Sequence[Row]) -> list[list[str]]:
 
 
 def heat_map(found: Sequence[Row], path: Path) -> None:
-    """Medians of how much slower products are, by block and columns, a picture for each dtype."""
+    """Medians of how much slower products are, by block and columns: a picture for each dtype."""
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -146,18 +146,25 @@ def heat_map(found: Sequence[Row], path: Path) -> None:
         if row["part"] == "products" and "slower" in row:
             place = max(row["case"]["block"]).bit_length() - 1, row["case"]["columns"].bit_length() - 1
             groups.setdefault(row["kind"], {}).setdefault(place, []).append(row["slower"])
-    figure = Figure(figsize=(15, 3.2 * -(-max(1, len(groups)) // 3)), layout="constrained")
-    for axes, (kind, places) in zip(
-        figure.subplots(-(-max(1, len(groups)) // 3), 3, squeeze=False).flat, sorted(groups.items()), strict=False
-    ):
+    if not groups:
+        raise ValueError("there are no products to draw")
+    across, down = min(3, len(groups)), -(-len(groups) // 3)
+    figure = Figure(figsize=(4.5 * across + 1.5, 3.2 * down))
+    figure.subplots_adjust(hspace=0.4)
+    every = figure.subplots(down, across, squeeze=False)
+    for axes, (kind, places) in zip(every.flat, sorted(groups.items()), strict=False):
         shown = [[median(places.get((b, n), [float("nan")])) for n in range(13)] for b in range(9)]
         image = axes.imshow(shown, norm=LogNorm(0.25, 4), cmap="RdBu_r", origin="lower", aspect="auto")
-        axes.set(title=kind, xlabel="columns from", ylabel="largest side of a block from")
-        axes.set_xticks(range(13), [1 << n for n in range(13)])
-        axes.set_yticks(range(9), [1 << b for b in range(9)])
+        axes.set_title(f"{kind}: side of a block, by columns of B", fontsize=9)
+        axes.set_xticks(range(0, 13, 2), [1 << n for n in range(0, 13, 2)])
+        axes.set_yticks(range(0, 9, 2), [1 << b for b in range(0, 9, 2)])
         for (b, n), ratios in places.items():
-            axes.text(n, b, f"{median(ratios):.2g}", ha="center", va="center", fontsize=7)
-    figure.colorbar(image, ax=figure.axes, label="time over that of the best alternative")
+            middle = median(ratios)
+            color = "black" if 0.5 < middle < 2 else "white"
+            axes.text(n, b, f"{middle:.2g}", ha="center", va="center", fontsize=6, color=color)
+    for axes in every.flat[len(groups) :]:
+        axes.set_axis_off()
+    figure.colorbar(image, ax=every, label="time over that of the best alternative")
     figure.savefig(path)
 
 
@@ -188,7 +195,8 @@ def main(argv: Sequence[str]) -> int:
     place = Place(args.device, quick=True, idle=0.0)
     if args.forced and not place.on_gpu and not args.list:
         options.error("--forced: there is one kernel on the CPU and nothing to choose; it needs a GPU")
-    cells = draw(args.seed, args.first + args.cells, parts, not place.on_gpu and not args.list)[args.first :]
+    on_cpu = args.device == "cpu" or not (place.on_gpu or args.list)
+    cells = draw(args.seed, args.first + args.cells, parts, on_cpu)[args.first :]
     if args.forced:
         cells = [Forced(cell.part, cell.case, cell.friend) for cell in cells]
     if args.list:
@@ -220,8 +228,11 @@ def tell(screen: Screen, found: Sequence[Row], run: Run, plot: Path | None, cut:
     if any("slower" in row for row in found):
         screen.note(f"\n{aligned(shares(found))}\n\n{aligned(worst(found))}\n")
         if plot:
-            with contextlib.suppress(ImportError):
+            try:
                 heat_map(found, plot)
+                screen.note(f"drawn: {plot}")
+            except (ImportError, OSError, ValueError) as error:
+                screen.note(f"{plot} was not drawn: {error}")
     for text in report.remarks(found):
         screen.note(f"- {text}")
     if run.absent:

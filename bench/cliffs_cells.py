@@ -217,7 +217,9 @@ def blas(place: Place, kind: str, left: Any, right: Any) -> Call:
 
 
 def _one(xp: Any, kind: str, left: Any, right: Any, out: Any) -> Call:
-    """One product: `cupy.matmul`, or where that has no such product cublasGemmEx, which is given row-major copies."""
+    """One product by cublasGemmEx for row-major operands, otherwise by `cupy.matmul`, or of copies where it has none."""
+    if left.flags.c_contiguous and right.flags.c_contiguous and left.dtype.kind != "c":
+        return peers.dense(left, right, out, kind == "tf32")
     if kind not in ("bfloat16", "tf32"):
         return partial(xp.matmul, left, right, out=out)
     return lambda: peers.dense(xp.ascontiguousarray(left), xp.ascontiguousarray(right), out, kind == "tf32")()

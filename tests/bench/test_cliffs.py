@@ -48,15 +48,22 @@ def test_cells_cover_the_surface_within_their_bounds() -> None:
 def test_a_sweep_measures_small_cells_on_the_cpu(
     quickly: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written, picture = tmp_path / "cliffs.json", tmp_path / "cliffs.png"
-    words = ["--device", "cpu", "--seed", "3", "--cells", "12", "--json", str(written), "--plot", str(picture)]
+    written = tmp_path / "cliffs.json"
+    words = ["--device", "cpu", "--seed", "3", "--cells", "12", "--json", str(written)]
     assert cliffs.main(words) == 0
     rows = json.loads(written.read_text())["rows"]
     assert [row["number"] for row in rows] == list(range(12)) and {row["part"] for row in rows} >= {"products", "sddmm"}
     assert all(row["error"] <= 1 and row["slower"] > 0 and row["best"] in row["peers"] for row in rows)
-    assert picture.stat().st_size > 10_000
     said = capsys.readouterr().out
     assert "cells slower by more than" in said and "than friendly" in said and "12 cells, 0 without a result" in said
+
+
+def test_products_are_drawn_by_block_and_columns(tmp_path: Path) -> None:
+    picture, cell = tmp_path / "cliffs.png", {"block": (17, 256), "columns": 4096}
+    cliffs.heat_map([{"part": "products", "kind": "float16", "case": cell, "slower": 1.5}], picture)
+    assert picture.stat().st_size > 10_000
+    with pytest.raises(ValueError, match="no products to draw"):
+        cliffs.heat_map([{"part": "decode"}], picture)
 
 
 def test_a_cell_that_fails_is_reported_and_does_not_stop_the_sweep(quickly: None) -> None:
