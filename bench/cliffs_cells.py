@@ -217,7 +217,7 @@ def blas(place: Place, kind: str, left: Any, right: Any) -> Call:
 
 
 def _one(xp: Any, kind: str, left: Any, right: Any, out: Any) -> Call:
-    """One product by cublasGemmEx for row-major operands, otherwise by `cupy.matmul`, or of copies where it has none."""
+    """One product: row-major operands by cublasGemmEx, others by `cupy.matmul`, or as copies where that has none."""
     if left.flags.c_contiguous and right.flags.c_contiguous and left.dtype.kind != "c":
         return peers.dense(left, right, out, kind == "tf32")
     if kind not in ("bfloat16", "tf32"):
