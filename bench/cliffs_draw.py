@@ -124,6 +124,8 @@ def attention(rng: Random, cpu: bool) -> Cell:
     backward = queries is None and kind != "e4m3" and rng.random() < 0.5
     batch, head_dim, causal = rng.choice((1, 2, 4)), rng.choice(_HEAD_DIMS), not masked and rng.random() < 0.5
     stored = rng.choice(("bhsd", "bshd"))
+    if cpu:
+        batch, kv_heads, group = 1, min(kv_heads, 2), min(group, 2)
 
     def of_length(length: int) -> AttentionCell:
         blocks = (size, max(1, round(share * -(-length // size)))) if masked else None
