@@ -1,8 +1,9 @@
-"""``python -m bench``: studies, measured here; ``compare``, ``publish`` and ``profile`` are commands of their own."""
+"""``python -m bench``: studies, measured here; ``cliffs`` and others are commands of their own."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -16,9 +17,12 @@ from .report import Screen
 from .study import Sizes, Study, resized
 
 KINDS = ("float16", "bfloat16", "e4m3", "tf32", "float32", "float64")
+#: Modules whose `main` is a command
+COMMANDS = ("cliffs", "compare", "publish", "profile")
 #: What a shell reports for a process that an interrupt ended: 128 + SIGINT
 INTERRUPTED = 130
 _EPILOG = """commands of their own, each with --help:
+  python -m bench cliffs             the whole surface at random: where does the cost jump?
   python -m bench compare OLD NEW    two checkouts, the same cases in turn: what got slower?
   python -m bench publish            tables and pictures of bench/results, in the README and bench/RESULTS.md
   python -m bench profile STUDY      one call under NVIDIA Nsight Compute"""
@@ -91,10 +95,8 @@ def chosen(names: Sequence[str], device: str, sizes: Sizes) -> list[Study]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in ("compare", "publish", "profile"):
-        from . import compare, profile, publish
-
-        return {"compare": compare, "publish": publish, "profile": profile}[words[0]].main(words[1:])
+    if words and words[0] in COMMANDS:
+        return int(importlib.import_module(f".{words[0]}", __package__).main(words[1:]))
     options = parser()
     args = options.parse_args(words)
     if args.list:

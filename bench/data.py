@@ -72,15 +72,20 @@ def normal(shape: tuple[int, ...], kind: str, xp: Any) -> Any:
         if kind == "e4m3":
             sample = _e4m3(xp)[1]
             part[...] = sample[_generator(xp).integers(0, sample.size, size=part.size)]
+        elif kind.startswith("complex"):
+            single = np.float32 if kind == "complex64" else np.float64
+            part[...] = _generator(xp).standard_normal(2 * part.size, dtype=single).view(result.dtype)
         else:
             part[...] = _generator(xp).standard_normal(part.size, dtype=drawn).astype(result.dtype)
     return result
 
 
 def widen(x: Any) -> Any:
-    """As float64; uint8 are codes of e4m3."""
+    """As float64 or complex128; uint8 are codes of e4m3."""
     if x.dtype == np.uint8:
         return _e4m3(module_of(x))[0][x.astype(np.int64)]
+    if x.dtype.kind == "c":
+        return x.astype(np.complex128)
     return (x.astype(np.float32) if x.dtype == ml_dtypes.bfloat16 else x).astype(np.float64)
 
 

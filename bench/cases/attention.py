@@ -126,7 +126,7 @@ class Attention:
         """Our call; fp8 has a result in float16."""
         fp8 = self.kind == "e4m3"
         options = self.options | ({"q_scale": 1.0} if fp8 else {})
-        out = place.xp.empty(self.shape, np.float16 if fp8 else q.dtype)
+        out = place.xp.empty_like(q, dtype=np.float16 if fp8 else q.dtype)
         plain = partial(bg.attention, q, k, v, mask=mask, out=out, **options)
 
         made = forced(plain, self.kernel)
