@@ -67,10 +67,14 @@ WORK_LIST = Struct(
     "WorkList",
     (
         *fields(STORED_PATTERN, "stored"),
-        *fields("P", "order place row_tiles keys begun columns blocks bounds first last items item_count"),
+        *fields("P", "order place row_tiles keys begun columns blocks bounds"),
+        *fields("P", "lengths begun_items unsorted items splits item_count"),
         *fields("q", "count tile"),
-        *fields("i", "per_row per_group all_row_tiles groups block_cols block_bits member_bits column_bits"),
-        *fields("q", "step"),
+        ("fair", "d"),
+        *fields("i", "per_row per_group all_row_tiles groups block_cols alike"),
+        ("least_entries", "I"),
+        *fields("i", "most_pieces block_bits member_bits column_bits"),
+        *fields("q", "step last_step"),
     ),
 )
 

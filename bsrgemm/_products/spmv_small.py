@@ -16,10 +16,10 @@ from .._kernels import element_types
 from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types, number
 from .._kernels.jit import MAX_GRID_X
-from .._kernels.launch import Launch, Scratch
+from .._kernels.launch import Launch, Scratch, address
 from . import arguments
 from .call import Problem
-from .dense import Dense, address, ceil_power_of_two
+from .dense import Dense, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .operand import Kind
 
