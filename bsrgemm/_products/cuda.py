@@ -14,9 +14,10 @@ from .._kernels import forced_kernel, overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
-from . import block_products, spgemm_pattern
+from . import block_products, spgemm_pattern, tuned
 from .block_products import SampledLaunch, SpgemmSimt
-from .call import ProductCall, ProductPattern, order_of
+from .call import Problem, ProductCall, ProductPattern, order_of
+from .dense import Dense
 from .engine import ProductEngine
 from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
@@ -24,14 +25,27 @@ from .transposed import transposed_copy
 
 #: Work lists hold 32-bit integers, so sizes must be smaller than this.
 _MOST_INT32 = 2**31
+#: The most problems whose kernels are remembered.
+_MOST_CHOSEN = 1024
 
 
 def prepared_for(call: ProductCall) -> Launch | Chain:
     """Return what carries out products of this kind, wherever B and the result lie."""
     operand = operand_of(call.matrix)
     problem = problem_of(operand, call, (order_of(call.B), order_of(call.out)))
-    kernel = call.kernel or choose(problem)
+    kernel = call.kernel or chosen(problem)
     found: Launch | Chain = kernel.prepare(Kind(problem, operand, call.B, call.out), card())
+    return found
+
+
+def chosen(problem: Problem) -> Dense:
+    """Return the kernel of `choose`, which is asked once for all matrices with the same problem."""
+    known, key = tuned.table().chosen, (problem, forced_kernel.name, cupy.cuda.runtime.getDevice())
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _MOST_CHOSEN:
+            known.clear()
+        found = known[key] = choose(problem)
     return found
 
 

@@ -70,7 +70,7 @@ class WorkListKernel(Kernel, source="work_list.cu", argument=arguments.WORK_LIST
     """The kernel that builds a work list step by step: the entries of each group of row tiles, and items by length."""
 
     index: str = "i32"
-    #: number of items that one CTA sorts in shared memory
+    #: number of keys that one CTA sorts in shared memory, a power of two
     sorts: int = host(0)
 
     threads = 256
@@ -81,8 +81,8 @@ class WorkListKernel(Kernel, source="work_list.cu", argument=arguments.WORK_LIST
 
     @property
     def shared_bytes(self) -> int:
-        """The size of the keys that are sorted: a power of two of them, from two on."""
-        return 8 << max(1, (self.sorts - 1).bit_length()) if self.sorts else 0
+        """The size of the keys that are sorted."""
+        return 8 * self.sorts
 
     def grid(self, threads: int) -> tuple[int]:
         return (min(MAX_GRID_X, -(-threads // self.threads)),)
@@ -293,7 +293,8 @@ def items(groups: Groups, share: Share | None = None) -> Items | None:
     uses = (keys, unsorted, found, splits, number, groups)
     threads = tiles * config.threads
     if few:
-        _start(WorkListKernel(sorts=count), first, threads, argument, uses, to=Step.LIST_ITEMS)
+        sorting = WorkListKernel(sorts=max(2, 1 << (count - 1).bit_length()))
+        _start(sorting, first, threads, argument, uses, to=Step.LIST_ITEMS)
     else:
         for step in range(first, Step.SORT_KEYS):
             _start(config, step, threads, argument, uses)

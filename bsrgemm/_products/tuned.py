@@ -17,12 +17,22 @@ from .choice import variants
 from .dense import Dense
 
 _lock = threading.Lock()
-_loaded: dict[Path, dict[str, Any]] = {}
+_loaded: dict[Path, Table] = {}
+
+
+class Table(dict[str, Any]):
+    """What `tune` has stored for a card, by the signature of a problem, and the kernels that were chosen beside it."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__(entries)
+        #: of a process; another table begins anew
+        self.chosen: dict[Any, Any] = {}
 
 
 def stored(problem: Problem) -> Dense | None:
     """Return the kernel that `tune` found to be the fastest for this problem, or None."""
-    found = _read(path()).get(signature(problem))
+    entries = table()
+    found = entries.get(signature(problem)) if entries else None
     if found is None:
         return None
     # An entry that another version wrote, or that is damaged, equals no kernel.
@@ -37,13 +47,18 @@ def keep(problem: Problem, kernel: Dense | None) -> Path:
     where = path()
     with _lock:
         _loaded.pop(where, None)
-        entries = dict(_read(where))
+        entries = Table(_read(where))
         entries.pop(signature(problem), None)
         if kernel is not None:
             entries[signature(problem)] = _described(kernel)
         disk_cache.write(where.parent, where.name, json.dumps(entries, indent=1, sort_keys=True).encode())
         _loaded[where] = entries
     return where
+
+
+def table() -> Table:
+    """Return what is stored for CuPy's current device: the same table until something is stored."""
+    return _read(path())
 
 
 def path() -> Path:
@@ -65,14 +80,14 @@ def _described(kernel: Dense) -> dict[str, Any]:
     return {"kernel": type(kernel).__name__, **json.loads(json.dumps(asdict(described)))}
 
 
-def _read(where: Path) -> dict[str, Any]:
+def _read(where: Path) -> Table:
     found = _loaded.get(where)
     if found is None:
-        found = {}
+        entries = {}
         with contextlib.suppress(OSError, ValueError):
             read = json.loads(disk_cache.read(where.parent, where.name))
-            found = read if isinstance(read, dict) else {}
-        _loaded[where] = found
+            entries = read if isinstance(read, dict) else {}
+        found = _loaded[where] = Table(entries)
     return found
 
 
