@@ -9,11 +9,13 @@
 // One kernel has all steps, so that it is compiled and loaded once: 2 launches for the list of one matrix, 12 to 16 for
 // groups of several row tiles, where array operations took 30 and 85. See docs/kernels/work-list.md.
 #include "common/coordinates.cuh"
+#include "common/sums.cuh"
 
 using Index = INDEX;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+constexpr int kCtas = 4;  // CTAs per SM: leaves 64 registers per thread, so that ptxas does not spill for occupancy
 
 enum Step {
   kPlaceRowTiles, kRowTileKeys, kCountEntries, kFillEntries,  // entries of groups of several row tiles
@@ -73,27 +75,6 @@ __device__ __forceinline__ void for_each(i64 number, Visit visit) {
   for (i64 i = blockIdx.x * i64(kThreads) + threadIdx.x; i < number; i += i64(gridDim.x) * kThreads) visit(i);
 }
 
-// The sum over all threads of a CTA, returned to all of them.
-__device__ __forceinline__ u64 sum_of_all(u64 x) {
-  __shared__ u64 smem_sum;
-  if (threadIdx.x == 0) smem_sum = 0;
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
-  __syncthreads();
-  if (lane_id() == 0) atomicAdd(&smem_sum, x);
-  __syncthreads();
-  const u64 sum = smem_sum;
-  __syncthreads();  // the next sum begins at 0
-  return sum;
-}
-// The sum of the first numbers of an array, returned to all threads of a CTA.
-template <class T> __device__ __forceinline__ u64 sum_of(const T* numbers, int count) {
-  u64 sum = 0;
-#pragma unroll 1
-  for (int t = threadIdx.x; t < count; t += kThreads) sum += u64(numbers[t]);
-  return sum_of_all(sum);
-}
-
 __device__ __forceinline__ void place_row_tiles(const WorkList& m) {
   for_each(i64(m.groups) * m.per_group, [&](i64 i) {
     const int row_tile = m.order ? m.order[i] : int(i);
@@ -130,7 +111,7 @@ __device__ __forceinline__ void count_entries(const WorkList& m) {
 __device__ __forceinline__ void fill_entries(const WorkList& m) {
   __shared__ int smem_begun[kWarps];
   const Range tile = inside(blockIdx.x * m.tile, (blockIdx.x + 1) * m.tile, m.count + 1);
-  int before = int(sum_of(m.begun, blockIdx.x));  // entries that begin before the current keys
+  int before = int(sum_of<kThreads>(m.begun, blockIdx.x));  // entries that begin before the current keys
   for (i64 i0 = tile.first; i0 < tile.last; i0 += kThreads) {
     const i64 i = i0 + threadIdx.x;
     const bool begins = i < m.count && m.begins(i);
@@ -216,7 +197,7 @@ __device__ __forceinline__ Range entries_of(const WorkList& m, i64 group) {
 }
 // The number of entries beyond which a group is cut.
 __device__ __forceinline__ u32 most_entries(const WorkList& m) {
-  const f64 fair = f64(sum_of(m.lengths, gridDim.x)) * m.fair;
+  const f64 fair = f64(sum_of<kThreads>(m.lengths, gridDim.x)) * m.fair;
   if (fair >= 0x7fffffff) return 0x7fffffff;
   const u32 most = u32(fair) + (f64(u32(fair)) < fair);
   return most < m.least_entries ? m.least_entries : most;
@@ -251,31 +232,16 @@ __device__ __forceinline__ void count_items(const WorkList& m) {
 
 // A key is {entries, negated; number of the item}.
 __device__ __forceinline__ void item_keys(const WorkList& m) {
-  __shared__ u64 smem_items[kWarps];
   const Range tile = groups_of_tile(m);
   const bool cut = m.most_pieces;
   const u32 most = cut ? most_entries(m) : 0;
-  u64 before = cut ? sum_of(m.begun_items, blockIdx.x) : u64(tile.first);
+  u64 before = cut ? sum_of<kThreads>(m.begun_items, blockIdx.x) : u64(tile.first);
 #pragma unroll 1
   for (i64 g0 = tile.first; g0 < tile.last; g0 += kThreads) {
     const i64 g = g0 + threadIdx.x;
     const Range entries = g < tile.last ? entries_of(m, g) : Range{0, 0};
     const u64 own = g >= tile.last ? 0 : cut ? items_of(entries, most) : 1;
-    u64 end = own;  // items of this warp up to and with this group
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const u64 other = __shfl_up_sync(0xffffffffu, end, lanes);
-      if (lane_id() >= lanes) end += other;
-    }
-    if (lane_id() == 31) smem_items[threadIdx.x / 32] = end;
-    __syncthreads();
-    u64 first = before + end - own;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      if (w < int(threadIdx.x / 32)) first += smem_items[w];
-      before += smem_items[w];
-    }
-    __syncthreads();
+    const u64 first = sum_in_front<kThreads>(own, before);
     const int items = int(own), number = int(first), first_piece = int(first >> 32);
     const int length = int(entries.last - entries.first), share = items ? length / items : 0, rest = length - items * share;
     i64 stop = entries.first;
@@ -344,7 +310,7 @@ __device__ __forceinline__ void do_step(const WorkList& m, i64 step) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 work_list(const __grid_constant__ WorkList m) {
   for (i64 step = m.step; step <= m.last_step; ++step) {
     do_step(m, step);

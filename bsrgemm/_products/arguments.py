@@ -79,6 +79,15 @@ WORK_LIST = Struct(
 )
 
 
+ROW_SHARES = Struct(
+    "RowShares",
+    (
+        *fields("P", "indptr counted worked pieces parents count bounds"),
+        *fields("q", "rows blocks tile longest piece most_pieces shares lists"),
+    ),
+)
+
+
 @cache
 def product(acc: str) -> Struct:
     """Return the argument struct of a product whose accumulator has the CUDA name `acc`."""

@@ -1,6 +1,6 @@
 """Kernels that read patterns and make the lists from which the kernels of products work. None waits for the GPU.
 
-`single`, `merged` and `items` do what functions of work_list.py do, in a few launches and with the same results;
+`single`, `merged`, `items` and `row_shares` do what work_list.py does, in a few launches and with the same results;
 `matched` finds row tiles with many block columns in common; `listed` makes tiles of blocks that need not be neighbours,
 for sampled products.
 """
@@ -24,7 +24,7 @@ from .._kernels.kernel import Kernel, host
 from .._kernels.launch import address, run
 from . import arguments
 from .arguments import STORED_PATTERN, WORK_LIST
-from .work_list import Groups, Items, Pattern, Share
+from .work_list import Groups, Items, LongRows, Pattern, Share
 
 #: Sizes of work lists must be smaller than the first number, and a sort key may use 63 of its 64 bits.
 _MOST, _KEY_BITS = 2**31, 63
@@ -65,6 +65,15 @@ class RowMatching(Kernel, source="row_matching.cu", argument=arguments.STORED_PA
         yield from map(cls, ("overlaps", "match_rows"))
 
 
+def tiles(count: int, threads: int) -> tuple[int, int]:
+    """Return the number of CTAs that share so many numbers, and how many each has.
+
+    There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
+    """
+    tile = max(4, -(-count // (1024 * threads))) * threads
+    return -(-count // tile), tile
+
+
 @dataclass(frozen=True)
 class WorkListKernel(Kernel, source="work_list.cu", argument=arguments.WORK_LIST):
     """The kernel that builds a work list step by step: the entries of each group of row tiles, and items by length."""
@@ -88,12 +97,8 @@ class WorkListKernel(Kernel, source="work_list.cu", argument=arguments.WORK_LIST
         return (min(MAX_GRID_X, -(-threads // self.threads)),)
 
     def tiles(self, keys: int) -> tuple[int, int]:
-        """Return the number of CTAs that share `keys` keys, or groups, and the number of them that each has.
-
-        There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
-        """
-        tile = max(4, -(-keys // (1024 * self.threads))) * self.threads
-        return -(-keys // tile), tile
+        """Return the number of CTAs that share `keys` keys, or groups, and the number of them that each has."""
+        return tiles(keys, self.threads)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[WorkListKernel]:
@@ -141,8 +146,21 @@ class SampledTiles(Kernel, source="sampled_tiles.cu", argument=arguments.SAMPLED
             yield cls(group, wide, index)
 
 
+@dataclass(frozen=True)
+class RowShares(Kernel, source="row_shares.cu", argument=arguments.ROW_SHARES):
+    """The kernel that cuts long block rows into pieces and divides all block rows into ranges of equal work."""
+
+    index: str = "i32"
+
+    threads = 256
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[RowShares]:
+        yield from map(cls, ("i32", "i64"))
+
+
 #: The kernels that make lists.
-LISTS: tuple[type[Kernel], ...] = (RowMatching, WorkListKernel, SampledTiles)
+LISTS: tuple[type[Kernel], ...] = (RowMatching, WorkListKernel, RowShares, SampledTiles)
 
 
 class Step(IntEnum):
@@ -223,9 +241,9 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
     if not groups or not count or max(places, count, cols + 1) >= _MOST or sum(bits) > _KEY_BITS:
         return None
     config = WorkListKernel(element(pattern.indices.dtype))
-    tiles, tile = config.tiles(count + 1)
+    ctas, tile = config.tiles(count + 1)
     keys = cupy.empty(count, np.int64)
-    lengths = (places, places, tiles, count, count * per_group, groups + 1)
+    lengths = (places, places, ctas, count, count * per_group, groups + 1)
     place, row_tiles_of, begun, columns, blocks_of, bounds = (cupy.empty(n, _INT32) for n in lengths)
     argument = WORK_LIST.pack(**_UNUSED | {
         "stored": stored(pattern),
@@ -252,8 +270,8 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
     _start(config, Step.PLACE_ROW_TILES, places, argument, uses)
     _start(config, Step.ROW_TILE_KEYS, -(-blocks // config.neighbors), argument, uses)
     keys.sort()
-    _start(config, Step.COUNT_ENTRIES, tiles * config.threads, argument, uses)
-    _start(config, Step.FILL_ENTRIES, tiles * config.threads, argument, uses)
+    _start(config, Step.COUNT_ENTRIES, ctas * config.threads, argument, uses)
+    _start(config, Step.FILL_ENTRIES, ctas * config.threads, argument, uses)
     return Groups(bounds, columns, blocks_of, row_tiles_of, per_group)
 
 
@@ -268,16 +286,16 @@ def items(groups: Groups, share: Share | None = None) -> Items | None:
         return None
     config = WorkListKernel()
     few = count <= config.most_sorted
-    tiles, tile = (1, groups.count) if few else config.tiles(groups.count)
+    ctas, tile = (1, groups.count) if few else config.tiles(groups.count)
     first = Step.SUM_LENGTHS if most else Step.ITEM_KEYS
-    keys, found, unsorted = cupy.empty(count + 2 * tiles, np.int64), *(cupy.empty((count, 4), _INT32) for _ in range(2))
+    keys, found, unsorted = cupy.empty(count + 2 * ctas, np.int64), *(cupy.empty((count, 4), _INT32) for _ in range(2))
     splits, number = cupy.empty((most, 4), _INT32) if most else found[:0], cupy.empty(1, _INT32)
     lengths = keys.data.ptr + 8 * count
     argument = WORK_LIST.pack(**_UNUSED | {
         "keys": keys.data.ptr,
         "bounds": groups.bounds.data.ptr,
         "lengths": lengths,
-        "begun_items": lengths + 8 * tiles,
+        "begun_items": lengths + 8 * ctas,
         "unsorted": unsorted.data.ptr,
         "items": found.data.ptr,
         "splits": splits.data.ptr,
@@ -291,7 +309,7 @@ def items(groups: Groups, share: Share | None = None) -> Items | None:
         "most_pieces": most,
     })  # fmt: skip
     uses = (keys, unsorted, found, splits, number, groups)
-    threads = tiles * config.threads
+    threads = ctas * config.threads
     if few:
         sorting = WorkListKernel(sorts=max(2, 1 << (count - 1).bit_length()))
         _start(sorting, first, threads, argument, uses, to=Step.LIST_ITEMS)
@@ -310,6 +328,37 @@ def _start(
     packed = bytearray(argument)
     _STEPS.write(packed, step, step if to is None else to)
     run(config, config.grid(threads), (jit.argument(packed),), uses=uses)
+
+
+def row_shares(indptr: Array, blocks: int, longest: int, piece: int, count: int) -> tuple[LongRows, Array | None]:
+    """Return what `long_rows` and `shares` of work_list.py return; no shares if `count` is 0. There are block rows."""
+    rows, most = len(indptr) - 1, 2 * (blocks // longest)
+    kernel = RowShares(element(indptr.dtype))
+    ctas, tile = tiles(rows, kernel.threads)
+    counted, bounds = cupy.empty(2 * ctas, np.int64), cupy.empty(count + 1, np.int64) if count else None
+    pieces, parents, number = (cupy.empty(shape, _INT32) for shape in ((most, 4), (most, 2), (1,)))
+    found = LongRows(pieces, parents, number, most)
+    uses = (indptr, counted, bounds, found)
+    for lists in (False, True):
+        packed = arguments.ROW_SHARES.pack(
+            indptr=indptr.data.ptr,
+            counted=counted.data.ptr,
+            worked=counted.data.ptr + 8 * ctas,
+            pieces=found.pieces.data.ptr,
+            parents=found.parents.data.ptr,
+            count=found.count.data.ptr,
+            bounds=address(bounds),
+            rows=rows,
+            blocks=blocks,
+            tile=tile,
+            longest=longest,
+            piece=piece,
+            most_pieces=most,
+            shares=count,
+            lists=lists,
+        )
+        run(kernel, (ctas,), (jit.argument(packed),), uses=uses)
+    return found, bounds
 
 
 def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:

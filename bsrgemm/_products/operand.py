@@ -126,17 +126,17 @@ class Operand:
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
         return groups.columns, groups.bounds, groups.blocks
 
-    def long_rows(self, block_cols: int, transposed: bool, longest: int, piece: int) -> LongRows:
-        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks."""
-        indptr = self.index(block_cols, transposed)[1]
-        key = ("long rows", block_cols, transposed, longest, piece)
-        return self.remembered(key, lambda: work_list.long_rows(self.backend, indptr, self.blocks, longest, piece))
+    def row_shares(
+        self, block_cols: int, transposed: bool, longest: int, piece: int, count: int
+    ) -> tuple[LongRows, Array | None]:
+        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks, and bounds.
 
-    def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
-        """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
+        The bounds are where each of `count` ranges of neighbouring block rows begins, and where the last one ends; None
+        if `count` is 0.
+        """
         indptr = self.index(block_cols, transposed)[1]
-        key = ("shares", block_cols, transposed, longest, count)
-        return self.remembered(key, lambda: work_list.shares(self.backend, indptr, longest, count))
+        key = ("row shares", block_cols, transposed, longest, piece, count)
+        return self.remembered(key, lambda: lists.row_shares(indptr, self.blocks, longest, piece, count))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         """Return groups of row tiles; a block row has `per_row` row tiles, and a group has `per_group`."""

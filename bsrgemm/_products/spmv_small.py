@@ -117,8 +117,7 @@ class SpmvSmall(
         problem, operand = call.problem, call.operand
         where = (call.stored_columns, problem.transposed)
         index, grid = operand.index(*where), self.grid(problem, card)
-        rows = operand.long_rows(*where, self.long, self.piece)
-        bounds = operand.shares(*where, self.long, grid[0]) if self.in_chunks else None
+        rows, bounds = operand.row_shares(*where, self.long, self.piece, grid[0] if self.in_chunks else 0)
         long = arguments.LONG_ROWS.pack(
             pieces=rows.pieces.data.ptr,
             parents=rows.parents.data.ptr,

@@ -282,7 +282,7 @@ def shares(backend: Backend, indptr: Array, longest: int, count: int) -> Array:
     count, because such rows are processed in pieces (see `long_rows`).
     """
     xp, rows = backend.xp, len(indptr) - 1
-    length = xp.maximum(indptr[1:] - indptr[:-1], 0)
+    length = xp.maximum(xp.diff(indptr.astype(np.int64)), 0)
     work = xp.cumsum(xp.where(length > longest, 0, length) + _ROW_COST, dtype=np.int64)
     wanted = xp.arange(count + 1, dtype=np.int64) * work[-1] // count
     found = xp.searchsorted(work, wanted).astype(np.int64, copy=False)

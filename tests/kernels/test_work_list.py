@@ -1,4 +1,4 @@
-"""All that is promised of work_list and row_matching: work lists, number by number those of work_list.py."""
+"""All that is promised of work_list, row_shares and row_matching: lists, number by number those of work_list.py."""
 
 from __future__ import annotations
 
@@ -283,6 +283,49 @@ def test_as_many_items_as_one_cta_sorts_and_one_more(device: Device, rng: np.ran
     for rows in (most - share.most_pieces, most - share.most_pieces + 1):
         want = groups_between(np.append(0, np.cumsum(rng.integers(0, 9, rows))))
         assert_items(device, replace(want, bounds=device.asarray(want.bounds)), want, share)
+
+
+# ------------------------------------------------------------------------------------------------- rows
+def assert_rows(device: Device, indptr: Any, blocks: int, longest: int, piece: int, count: int) -> None:
+    got, bounds = lists.row_shares(device.asarray(indptr), blocks, longest, piece, count)
+    want = work_list.long_rows(HOST, indptr, blocks, longest, piece)
+    pieces = int(want.count[0])
+    assert got.bound == want.bound
+    for name, wanted in (("count", want.count), ("pieces", want.pieces[:pieces]), ("parents", want.parents[:pieces])):
+        found = device.asnumpy(getattr(got, name))
+        np.testing.assert_array_equal(found[: len(wanted)], wanted, err_msg=name)
+        assert found.dtype == np.int32
+    assert (bounds is None) == (count == 0)
+    if bounds is not None:
+        np.testing.assert_array_equal(device.asnumpy(bounds), work_list.shares(HOST, indptr, longest, count))
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        *([0], [40], [0, 0, 0, 0], [40, 1, 0, 3, 2, 7, 1, 5], [8] * 20, [9] * 20, [0] * 900 + [300] + [2] * 2000),
+        pytest.param([3, 700, 0, 27] * 100_000, marks=pytest.mark.large),
+    ],
+    ids=lambda x: f"{len(x)} rows of {max(x)}",
+)
+def test_long_rows_are_cut_and_all_rows_are_shared(lengths: list[int], index: Any, device: Device) -> None:
+    indptr = np.append(0, np.cumsum(lengths)).astype(index)
+    for longest, piece, count in ((8, 8, 1), (8, 20, 7), (256, 512, 0), (2, 3, 132)):
+        assert_rows(device, indptr, int(indptr[-1]), longest, piece, count)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("index", [np.int32, np.int64])
+@pytest.mark.parametrize("bad", [-1, 7, 2**31 - 1, -(2**31)])
+def test_spoiled_rows_are_shared_in_order(bad: int, index: Any, device: Device) -> None:
+    good = np.append(0, np.cumsum([3, 22, 0, 8, 17, 1, 0, 2])).astype(index)
+    for places in ([0], [2, 4], [1, 2, 3], [-1], [*range(0, 9, 2)], [*range(9)]):
+        indptr = good.copy()
+        indptr[places] = bad
+        assert_rows(device, indptr, int(good[-1]), 8, 10, 5)
 
 
 @pytest.mark.parametrize("per_group", [2, 4, 8])
