@@ -1,10 +1,10 @@
 // pieces = the blocks of each long row, cut up;   bounds = ranges of neighbouring rows with about the same work
-// What spmv_small has to know of the rows of a matrix. A row of more than `longest` blocks is cut into pieces of at most
-// `piece` blocks. The work of a row is kRowCost and its number of blocks, of which those of long rows do not count; range
-// j ends with the row that reaches j equal shares of all work.
+// What spmv_small has to know of the rows of a matrix. A row of more than `longest` blocks is cut into pieces of at
+// most `piece` blocks. The work of a row is kRowCost and its number of blocks, of which those of long rows do not
+// count; range j begins in the row that reaches j equal shares of all work.
 // Up to 1024 CTAs have a tile of rows each: they count pieces and work, then number them from the counts before their
-// own. Two launches, where array operations took 30. Blocks outside the matrix are in no piece, and bounds are in order,
-// whatever indptr holds. See docs/kernels/work-list.md.
+// own. Two launches, where array operations took 30. Blocks outside the matrix are in no piece, and bounds are in
+// order, whatever indptr holds. See docs/kernels/work-list.md.
 #include "common/bsr.cuh"
 #include "common/sums.cuh"
 
@@ -25,8 +25,8 @@ struct RowShares {
   i64 lists;             // 0: count; 1: list what was counted
 };
 #ifdef ROW_SHARES_BYTES
-CHECK_LAYOUT(RowShares, ROW_SHARES, (indptr)(counted)(worked)(pieces)(parents)(count)(bounds)(rows)(blocks)(tile)(longest)
-             (piece)(most_pieces)(shares)(lists))
+CHECK_LAYOUT(RowShares, ROW_SHARES, (indptr)(counted)(worked)(pieces)(parents)(count)(bounds)(rows)(blocks)(tile)
+             (longest)(piece)(most_pieces)(shares)(lists))
 #endif
 
 struct Row {

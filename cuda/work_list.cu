@@ -6,7 +6,7 @@
 // Up to 1024 CTAs have a tile of keys each: they count the entries that begin in it, then number them from the counts
 // before their own. Groups of one row tile have the blocks of a row as they are stored. Items are counted and numbered
 // in the same way; where there are few, one CTA does all of that and sorts them in shared memory.
-// One kernel has all steps, so that it is compiled and loaded once: 2 launches for the list of one matrix, 12 to 16 for
+// One kernel has all steps, so that it is compiled and loaded once: 2 launches for groups of one row tile, 10 to 16 for
 // groups of several row tiles, where array operations took 30 and 85. See docs/kernels/work-list.md.
 #include "common/coordinates.cuh"
 #include "common/sums.cuh"
@@ -34,7 +34,7 @@ struct WorkList {
   int* begun;         // number of entries that begin in each tile
   int* columns;       // (count,): entry -> column; block_cols where there is none
   int* blocks;        // (count * per_group,)
-  int* bounds;        // (groups / alike + 1,): first entry of each group; `alike` neighbouring groups have the same ones
+  int* bounds;        // (groups / alike + 1,): first entry of each group; `alike` neighbouring groups have the same
   i64* lengths;       // number of entries in each tile of groups
   u64* begun_items;   // number of items in each tile of groups, and in the upper half of those that are pieces
   int4* unsorted;     // (count,): items in the order of their groups
@@ -243,7 +243,8 @@ __device__ __forceinline__ void item_keys(const WorkList& m) {
     const u64 own = g >= tile.last ? 0 : cut ? items_of(entries, most) : 1;
     const u64 first = sum_in_front<kThreads>(own, before);
     const int items = int(own), number = int(first), first_piece = int(first >> 32);
-    const int length = int(entries.last - entries.first), share = items ? length / items : 0, rest = length - items * share;
+    const int length = int(entries.last - entries.first);
+    const int share = items ? length / items : 0, rest = length - items * share;
     i64 stop = entries.first;
 #pragma unroll 1
     for (int k = 0; k < items; ++k) {  // item k ends at k + 1 times the length by the number of items, rounded down
