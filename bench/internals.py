@@ -53,6 +53,7 @@ def product_kernels(A: Any, B: Any, out: Any, left: bool, kind: str) -> tuple[di
 
     The first kernel is the one that is chosen, which may be a preparation that copies an operand.
     """
+    from bsrgemm._kernels.card import card
     from bsrgemm._products.call import ProductCall, order_of
     from bsrgemm._products.choice import DENSE, variants
     from bsrgemm._products.cuda import prepared_for
@@ -76,5 +77,5 @@ def product_kernels(A: Any, B: Any, out: Any, left: bool, kind: str) -> tuple[di
         launch = prepared_for(replace(call, kernel=kernel))
         return start
 
-    kernels = dict.fromkeys([choose(problem), *variants(problem), *others])
+    kernels = dict.fromkeys([choose(problem, card()), *variants(problem), *others])
     return asdict(problem), {kernel: partial(on, kernel) for kernel in kernels}

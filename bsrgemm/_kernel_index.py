@@ -18,7 +18,7 @@ from ._kernels.kernel import Kernel
 from ._products.block_products import BLOCKS
 from ._products.choice import DENSE
 from ._products.lists import LISTS
-from ._products.prepared import Rearrange
+from ._products.rearrange import Rearrange
 from ._products.spgemm_pattern import SpgemmPattern
 
 KERNELS: tuple[type[Kernel], ...] = (

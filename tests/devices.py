@@ -176,10 +176,13 @@ class Real(Device):
 @contextlib.contextmanager
 def opened(way: str) -> Iterator[Device]:
     """The device of a parameter of the fixture: "emulator", "races" or "card"."""
+    pytest.importorskip("cupy")
     if way == "card":
+        from bsrgemm._products import tuned
+
+        tuned._loaded.clear()  # and the kernels that were chosen by limits of another test
         yield Real()
         return
-    pytest.importorskip("cupy")
     from .emulator import emulator
     from .fake_cupy import Card, installed
 

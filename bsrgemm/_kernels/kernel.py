@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, field, fields
 from enum import Enum
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 from .card import Card, reaches
@@ -125,11 +126,17 @@ class Kernel:
 
     def spec(self) -> KernelSpec:
         """What is compiled: the same for kernels that differ on the host alone."""
-        return KernelSpec(self.source, self.entry, tuple(self.macros()), self.structs, bool(self.overlaps))
+        return _spec(self)
 
     def runs_on(self, arch: str) -> bool:
         """Whether it can be compiled for `arch`, such as "sm_90a", and be launched there."""
         return reaches(arch, self.needs)
+
+
+# The first call with each new matrix asks again for a kernel that is known.
+@lru_cache(maxsize=1024)
+def _spec(kernel: Kernel) -> KernelSpec:
+    return KernelSpec(kernel.source, kernel.entry, tuple(kernel.macros()), kernel.structs, bool(kernel.overlaps))
 
 
 def _literal(value: Any) -> str | int:

@@ -56,6 +56,11 @@ def contiguous(x: Any) -> Any:
     return x if x.flags.c_contiguous else cupy.ascontiguousarray(x)
 
 
+def address(x: Any) -> int:
+    """The address of an array; 0 for none."""
+    return 0 if x is None else int(x.data.ptr)
+
+
 class Map(NamedTuple):
     """A tensor map in an argument: of which operand, at which byte, and the map without its address."""
 

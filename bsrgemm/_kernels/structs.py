@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import itemgetter
 from typing import Any
 
@@ -59,6 +59,9 @@ class Struct:
 
     name: str
     fields: tuple[tuple[str, Any], ...]
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
@@ -124,16 +127,9 @@ class Struct:
     def patch(self, *names: str) -> Patch:
         """Return a writer for neighbouring fields in bytes that `pack` returned.
 
-        A field of an inner struct is named "inner.x".
+        A field of an inner struct is named "inner.x". The same fields have the same writer.
         """
-        places = [self._place(name) for name in names]
-        format_, end = "=", places[0][0]
-        for at, kind in places:
-            if not 0 <= at - end < _alignment(kind):
-                raise ValueError(f"{self.name}: {', '.join(names)} are not neighbours in this order")
-            format_ += f"{at - end}x{_format(kind)}"
-            end = at + _size(kind)
-        return Patch(struct.Struct(format_), places[0][0])
+        return _patch(self, names)
 
     def defines(self) -> tuple[tuple[str, str | int], ...]:
         """Return the -D definitions with the size and the field offsets of this struct and of its inner structs."""
@@ -142,12 +138,13 @@ class Struct:
         inner = {kind: None for _, kind in self.fields if isinstance(kind, Struct)}
         return (*own, *(define for kind in inner for define in kind.defines()))
 
-    def _place(self, name: str) -> tuple[int, Any]:
+    def place(self, name: str) -> tuple[int, Any]:
+        """Return the offset and the type of a field."""
         outer, _, inner = name.partition(".")
         kind = dict(self.fields)[outer]
         if not inner:
             return self.offsets[outer], kind
-        at, kind = kind._place(inner)
+        at, kind = kind.place(inner)
         return self.offsets[outer] + at, kind
 
 
@@ -165,6 +162,18 @@ class Patch:
     def into(self, packed: bytearray | memoryview) -> Callable[..., None]:
         """Return a function that writes the values of the fields into the bytes of one struct."""
         return partial(self.layout.pack_into, packed, self.at)
+
+
+@cache
+def _patch(layout: Struct, names: tuple[str, ...]) -> Patch:
+    places = [layout.place(name) for name in names]
+    format_, end = "=", places[0][0]
+    for at, kind in places:
+        if not 0 <= at - end < _alignment(kind):
+            raise ValueError(f"{layout.name}: {', '.join(names)} are not neighbours in this order")
+        format_ += f"{at - end}x{_format(kind)}"
+        end = at + _size(kind)
+    return Patch(struct.Struct(format_), places[0][0])
 
 
 def fields(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:

@@ -49,8 +49,6 @@ REARRANGE = Struct(
     ),
 )
 
-#: The argument of transpose16, which copies a matrix of 16-bit elements.
-TRANSPOSE16 = Struct("Transpose16", (*fields("P", "from to"), *fields("q", "line rows columns")))
 
 BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
 
@@ -78,10 +76,23 @@ WORK_LIST = Struct(
     "WorkList",
     (
         *fields(STORED_PATTERN, "stored"),
-        *fields("P", "order place row_tiles keys begun columns blocks bounds first last items item_count"),
+        *fields("P", "order place row_tiles keys begun columns blocks bounds"),
+        *fields("P", "lengths begun_items unsorted items splits item_count"),
         *fields("q", "count tile"),
-        *fields("i", "per_row per_group all_row_tiles groups block_cols block_bits member_bits column_bits"),
-        *fields("q", "step"),
+        ("fair", "d"),
+        *fields("i", "per_row per_group all_row_tiles groups block_cols alike"),
+        ("least_entries", "I"),
+        *fields("i", "most_pieces block_bits member_bits column_bits"),
+        *fields("q", "step last_step"),
+    ),
+)
+
+
+ROW_SHARES = Struct(
+    "RowShares",
+    (
+        *fields("P", "indptr counted worked pieces parents count bounds"),
+        *fields("q", "rows blocks tile longest piece most_pieces shares lists"),
     ),
 )
 

@@ -22,13 +22,14 @@ from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import lists
-from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90, TRANSPOSE16
-from .call import order_of
+from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
+from .call import Lie, order_of
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
 from .gemm_sm90 import WGMMA
 from .lists import SampledTiles
+from .rearrange import Rearrange
 from .spgemm_pattern import Listing
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
@@ -418,26 +419,8 @@ class SpgemmSimt(Kernel, source="spgemm_simt.cu"):
         return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
 
 
-@dataclass(frozen=True)
-class Transpose16(Kernel, source="transpose16.cu", argument=TRANSPOSE16, needs="sm_80"):
-    """A transposed copy of a matrix of 16-bit elements, 64 x 64 of them at a time."""
-
-    threads, side = 256, 64
-
-    @classmethod
-    def every(cls, dtypes: Any) -> Iterator[Transpose16]:
-        if any(d in HALF_DTYPES for d in dtypes):
-            yield cls()
-
-    def launch(self, line: int, rows: int, columns: int) -> Launch:
-        """The launch for a matrix whose lines begin so many elements apart; its operands are that and the copy."""
-        packed = TRANSPOSE16.pack(**{"from": 0}, to=0, line=line, rows=rows, columns=columns)
-        grid = min(MAX_GRID_X, -(-columns // self.side)), min(MAX_GRID_YZ, -(-rows // self.side))
-        return Launch(self, grid, packed, pointers=TRANSPOSE16.patch("from", "to").write)
-
-
-#: The kernels whose result is a list of blocks, and the one that copies an operand for them.
-BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt, Transpose16)
+#: The kernels whose result is a list of blocks.
+BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
 
 
 # ----------------------------------------------------------------------------------------------------- BSR @ BSR
@@ -626,7 +609,9 @@ def _copying_launch(
     steps, places = [], [0, 1]
     copied = [n for n in range(2) if differs[n]]
     for room, n in enumerate(copied, 3):  # behind X, Y and the result
-        steps.append(_Step(Transpose16().launch(lines[n], K, sides[n]), (n, room)))
+        size, shape = lies.a.itemsize, (1, K, sides[n])
+        operand, copy = (Lie(lies.a, shape, (0, *steps_of)) for steps_of in ((lines[n] * size, size), (size, K * size)))
+        steps.append(_Step(Rearrange.copying(operand, copy), (n, room)))
         places[n] = room
     steps.append(_Step(inner, (*places, 2)))
     # Without memory for copies the operands are read as they lie.

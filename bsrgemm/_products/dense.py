@@ -15,7 +15,7 @@ import numpy as np
 from .._kernels import element_types, tensor_map
 from .._kernels.card import Card, tensor_arch
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Launch, Map, Scratch
+from .._kernels.launch import Launch, Map, Scratch, address
 from .._kernels.structs import TENSOR_MAP_BYTES, Struct
 from .._kernels.tensor_map import Layout
 from . import arguments
@@ -214,11 +214,6 @@ def ceil_power_of_two(n: int, most: int) -> int:
 
 def floor_power_of_two(n: int, most: int) -> int:
     return 1 << (max(1, min(n, most)).bit_length() - 1)
-
-
-def address(x: Any) -> int:
-    """The address of an array; 0 for none."""
-    return 0 if x is None else x.data.ptr
 
 
 def _words(number: np.dtype[Any], alpha: Any, beta: Any) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 """Kernels that read patterns and make the lists from which the kernels of products work. None waits for the GPU.
 
-`merged` and `whole` are those of work_list.py in a few launches, with identical results; `matched` finds row tiles with
-many block columns in common; `listed` makes tiles of blocks that need not be neighbours, for sampled products.
+`single`, `merged`, `items` and `row_shares` do what work_list.py does, in a few launches and with the same results;
+`matched` finds row tiles with many block columns in common; `listed` makes tiles of blocks that need not be neighbours,
+for sampled products.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from .._kernels import jit
 from .._kernels.element_types import element
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel, host
-from .._kernels.launch import run
+from .._kernels.launch import address, run
 from . import arguments
 from .arguments import STORED_PATTERN, WORK_LIST
-from .work_list import Groups, Items, Pattern
+from .work_list import Groups, Items, LongRows, Pattern, Share
 
 #: Sizes of work lists must be smaller than the first number, and a sort key may use 63 of its 64 bits.
 _MOST, _KEY_BITS = 2**31, 63
 _INT32 = np.dtype(np.int32)
 #: Zeros for all fields of the argument; a step fills in those that it reads.
-_UNUSED = dict.fromkeys((name for name, _ in WORK_LIST.fields[1:]), 0)
+_UNUSED = {"stored": bytes(STORED_PATTERN.size), **dict.fromkeys((name for name, _ in WORK_LIST.fields[1:]), 0)}
+_STEPS = WORK_LIST.patch("step", "last_step")
 #: The largest size, in bytes, of the table with one bit for each row tile and block column that is searched for row
 #: tiles with common columns. If the table would be larger, neighbouring row tiles share a group.
 _MOST_PATTERN_BYTES = 64 << 20
@@ -63,26 +65,40 @@ class RowMatching(Kernel, source="row_matching.cu", argument=arguments.STORED_PA
         yield from map(cls, ("overlaps", "match_rows"))
 
 
+def tiles(count: int, threads: int) -> tuple[int, int]:
+    """Return the number of CTAs that share so many numbers, and how many each has.
+
+    There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
+    """
+    tile = max(4, -(-count // (1024 * threads))) * threads
+    return -(-count // tile), tile
+
+
 @dataclass(frozen=True)
 class WorkListKernel(Kernel, source="work_list.cu", argument=arguments.WORK_LIST):
-    """The kernel that builds a work list step by step: the entries of each group of row tiles, and groups by length."""
+    """The kernel that builds a work list step by step: the entries of each group of row tiles, and items by length."""
 
     index: str = "i32"
+    #: number of keys that one CTA sorts in shared memory, a power of two
+    sorts: int = host(0)
 
     threads = 256
+    #: the largest number of items that one CTA lists and sorts; more are left to several CTAs and CuPy
+    most_sorted = 4096
     #: kNeighbors of cuda/common/coordinates.cuh
     neighbors = 8
+
+    @property
+    def shared_bytes(self) -> int:
+        """The size of the keys that are sorted."""
+        return 8 * self.sorts
 
     def grid(self, threads: int) -> tuple[int]:
         return (min(MAX_GRID_X, -(-threads // self.threads)),)
 
     def tiles(self, keys: int) -> tuple[int, int]:
-        """Return the number of CTAs that share `keys` keys, and the number of keys of each.
-
-        There are at most 1024 CTAs, because every CTA reads what all CTAs before it have counted.
-        """
-        tile = max(4, -(-keys // (1024 * self.threads))) * self.threads
-        return -(-keys // tile), tile
+        """Return the number of CTAs that share `keys` keys, or groups, and the number of them that each has."""
+        return tiles(keys, self.threads)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[WorkListKernel]:
@@ -137,19 +153,38 @@ class SampledTiles(Kernel, source="sampled_tiles.cu", argument=arguments.SAMPLED
             yield cls(group, wide, index)
 
 
+@dataclass(frozen=True)
+class RowShares(Kernel, source="row_shares.cu", argument=arguments.ROW_SHARES):
+    """The kernel that cuts long block rows into pieces and divides all block rows into ranges of equal work."""
+
+    index: str = "i32"
+
+    threads = 256
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[RowShares]:
+        yield from map(cls, ("i32", "i64"))
+
+
 #: The kernels that make lists.
-LISTS: tuple[type[Kernel], ...] = (RowMatching, WorkListKernel, SampledTiles)
+LISTS: tuple[type[Kernel], ...] = (RowMatching, WorkListKernel, RowShares, SampledTiles)
 
 
 class Step(IntEnum):
-    """The steps of cuda/work_list.cu, in their order. Each launch does one of them."""
+    """The steps of cuda/work_list.cu, in their order."""
 
     PLACE_ROW_TILES = 0
     ROW_TILE_KEYS = 1
     COUNT_ENTRIES = 2
     FILL_ENTRIES = 3
-    LENGTH_KEYS = 4
-    LIST_ITEMS = 5
+    ROW_ENTRIES = 4
+    COLUMN_KEYS = 5
+    COLUMN_ENTRIES = 6
+    SUM_LENGTHS = 7
+    COUNT_ITEMS = 8
+    ITEM_KEYS = 9
+    SORT_KEYS = 10
+    LIST_ITEMS = 11
 
 
 def stored(pattern: Pattern) -> bytearray:
@@ -165,6 +200,41 @@ def stored(pattern: Pattern) -> bytearray:
     )
 
 
+def single(pattern: Pattern, per_row: int) -> Groups | None:
+    """Return groups of one row tile, of which a block row has `per_row`.
+
+    The result is None if there are no groups or no blocks, or if there are too many for a sort key.
+    """
+    rows, cols = pattern.shape
+    count, groups = len(pattern.indices), rows * per_row
+    if not count or not groups or max(rows + 1, cols + 1, groups, count) >= _MOST:
+        return None
+    config = WorkListKernel(element(pattern.indices.dtype))
+    columns, blocks, bounds, row_tiles = (cupy.empty(n, _INT32) for n in (count, count, rows + 1, groups))
+    keys, place = (cupy.empty(count, np.int64), cupy.empty(count, _INT32)) if pattern.transposed else (None, None)
+    argument = WORK_LIST.pack(**_UNUSED | {
+        "stored": stored(pattern),
+        "place": address(place),
+        "row_tiles": row_tiles.data.ptr,
+        "keys": address(keys),
+        "columns": columns.data.ptr,
+        "blocks": blocks.data.ptr,
+        "bounds": bounds.data.ptr,
+        "count": count,
+        "groups": groups,
+        "block_cols": cols,
+    })  # fmt: skip
+    uses = (pattern, keys, place, columns, blocks, bounds, row_tiles)
+    most = max(count, rows + 1, groups)
+    if keys is None:
+        _start(config, Step.ROW_ENTRIES, most, argument, uses)
+    else:
+        _start(config, Step.COLUMN_KEYS, -(-count // config.neighbors), argument, uses)
+        keys.sort()
+        _start(config, Step.COLUMN_ENTRIES, most, argument, uses)
+    return Groups(bounds, columns, blocks, row_tiles, 1, per_row)
+
+
 def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None = None) -> Groups | None:
     """Return groups of `per_group` row tiles, with an entry for each block column that one of the row tiles has.
 
@@ -178,13 +248,13 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
     if not groups or not count or max(places, count, cols + 1) >= _MOST or sum(bits) > _KEY_BITS:
         return None
     config = WorkListKernel(element(pattern.indices.dtype))
-    tiles, tile = config.tiles(count + 1)
+    ctas, tile = config.tiles(count + 1)
     keys = cupy.empty(count, np.int64)
-    lengths = (places, places, tiles, count, count * per_group, groups + 1)
+    lengths = (places, places, ctas, count, count * per_group, groups + 1)
     place, row_tiles_of, begun, columns, blocks_of, bounds = (cupy.empty(n, _INT32) for n in lengths)
-    argument = _UNUSED | {
+    argument = WORK_LIST.pack(**_UNUSED | {
         "stored": stored(pattern),
-        "order": 0 if order is None else order.data.ptr,
+        "order": address(order),
         "place": place.data.ptr,
         "row_tiles": row_tiles_of.data.ptr,
         "keys": keys.data.ptr,
@@ -202,42 +272,100 @@ def merged(pattern: Pattern, per_row: int, per_group: int, order: Array | None =
         "block_bits": bits[0],
         "member_bits": bits[1],
         "column_bits": bits[2],
-    }
+    })  # fmt: skip
     uses = (pattern, order, keys, place, row_tiles_of, begun, columns, blocks_of, bounds)
     _start(config, Step.PLACE_ROW_TILES, places, argument, uses)
     _start(config, Step.ROW_TILE_KEYS, -(-blocks // config.neighbors), argument, uses)
     keys.sort()
-    _start(config, Step.COUNT_ENTRIES, tiles * config.threads, argument, uses)
-    _start(config, Step.FILL_ENTRIES, tiles * config.threads, argument, uses)
-    return Groups(bounds[:-1], bounds[1:], columns, blocks_of, row_tiles_of, per_group)
+    _start(config, Step.COUNT_ENTRIES, ctas * config.threads, argument, uses)
+    _start(config, Step.FILL_ENTRIES, ctas * config.threads, argument, uses)
+    return Groups(bounds, columns, blocks_of, row_tiles_of, per_group)
 
 
-def whole(groups: Groups) -> Items | None:
-    """Return one item per group, or None if there are no groups."""
-    count = groups.count
-    if not count:
+def items(groups: Groups, share: Share | None = None) -> Items | None:
+    """Return one item per group, or with `share` several for a group that is longer than a CTA's fair share.
+
+    The result is None if there are no groups. Few items take one launch of one CTA, others a few launches and a sort.
+    """
+    most = 0 if share is None else share.most_pieces
+    count = groups.count + most
+    if not groups.count or count >= _MOST:
         return None
     config = WorkListKernel()
-    keys, items, number = cupy.empty(count, np.int64), cupy.empty((count, 4), _INT32), cupy.empty(1, _INT32)
-    argument = _UNUSED | {
-        "stored": bytes(STORED_PATTERN.size),
+    few = count <= config.most_sorted
+    ctas, tile = (1, groups.count) if few else config.tiles(groups.count)
+    first = Step.SUM_LENGTHS if most else Step.ITEM_KEYS
+    keys, found, unsorted = cupy.empty(count + 2 * ctas, np.int64), *(cupy.empty((count, 4), _INT32) for _ in range(2))
+    splits, number = cupy.empty((most, 4), _INT32) if most else found[:0], cupy.empty(1, _INT32)
+    lengths = keys.data.ptr + 8 * count
+    argument = WORK_LIST.pack(**_UNUSED | {
         "keys": keys.data.ptr,
-        "first": groups.first.data.ptr,
-        "last": groups.last.data.ptr,
-        "items": items.data.ptr,
+        "bounds": groups.bounds.data.ptr,
+        "lengths": lengths,
+        "begun_items": lengths + 8 * ctas,
+        "unsorted": unsorted.data.ptr,
+        "items": found.data.ptr,
+        "splits": splits.data.ptr,
         "item_count": number.data.ptr,
-        "groups": count,
-    }
-    uses = (keys, items, number, groups)
-    _start(config, Step.LENGTH_KEYS, count, argument, uses)
-    keys.sort()
-    _start(config, Step.LIST_ITEMS, count, argument, uses)
-    return Items(items, number, items[:0], 0)
+        "count": count,
+        "tile": tile,
+        "fair": 0 if share is None else share.fair,
+        "groups": groups.count,
+        "alike": groups.alike,
+        "least_entries": 0 if share is None else share.least_entries,
+        "most_pieces": most,
+    })  # fmt: skip
+    uses = (keys, unsorted, found, splits, number, groups)
+    threads = ctas * config.threads
+    if few:
+        sorting = WorkListKernel(sorts=max(2, 1 << (count - 1).bit_length()))
+        _start(sorting, first, threads, argument, uses, to=Step.LIST_ITEMS)
+    else:
+        for step in range(first, Step.SORT_KEYS):
+            _start(config, step, threads, argument, uses)
+        keys[:count].sort()
+        _start(config, Step.LIST_ITEMS, count, argument, uses)
+    return Items(found, number, splits, most)
 
 
-def _start(config: WorkListKernel, step: Step, threads: int, argument: dict[str, object], uses: Any) -> None:
-    packed = WORK_LIST.pack(**argument | {"step": step})
+def _start(
+    config: WorkListKernel, step: int, threads: int, argument: bytearray, uses: Any, to: int | None = None
+) -> None:
+    """Do a step with so many threads, or the steps from there to `to` with one CTA."""
+    packed = bytearray(argument)
+    _STEPS.write(packed, step, step if to is None else to)
     run(config, config.grid(threads), (jit.argument(packed),), uses=uses)
+
+
+def row_shares(indptr: Array, blocks: int, longest: int, piece: int, count: int) -> tuple[LongRows, Array | None]:
+    """Return what `long_rows` and `shares` of work_list.py return; no shares if `count` is 0. There are block rows."""
+    rows, most = len(indptr) - 1, 2 * (blocks // longest)
+    kernel = RowShares(element(indptr.dtype))
+    ctas, tile = tiles(rows, kernel.threads)
+    counted, bounds = cupy.empty(2 * ctas, np.int64), cupy.empty(count + 1, np.int64) if count else None
+    pieces, parents, number = (cupy.empty(shape, _INT32) for shape in ((most, 4), (most, 2), (1,)))
+    found = LongRows(pieces, parents, number, most)
+    uses = (indptr, counted, bounds, found)
+    for lists in (False, True):
+        packed = arguments.ROW_SHARES.pack(
+            indptr=indptr.data.ptr,
+            counted=counted.data.ptr,
+            worked=counted.data.ptr + 8 * ctas,
+            pieces=found.pieces.data.ptr,
+            parents=found.parents.data.ptr,
+            count=found.count.data.ptr,
+            bounds=address(bounds),
+            rows=rows,
+            blocks=blocks,
+            tile=tile,
+            longest=longest,
+            piece=piece,
+            most_pieces=most,
+            shares=count,
+            lists=lists,
+        )
+        run(kernel, (ctas,), (jit.argument(packed),), uses=uses)
+    return found, bounds
 
 
 def matched(pattern: Pattern, per_row: int, per_group: int) -> Array | None:

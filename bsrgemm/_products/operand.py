@@ -133,20 +133,19 @@ class Operand:
         if not transposed:
             return (*self.arrays[1:], None)
         groups = self.groups(self.pattern(block_cols, True), 1, 1)
-        bounds = self.remembered(("bounds", block_cols), lambda: cupy.concatenate([groups.first, groups.last[-1:]]))
-        return groups.columns, bounds, groups.blocks
+        return groups.columns, groups.bounds, groups.blocks
 
-    def long_rows(self, block_cols: int, transposed: bool, longest: int, piece: int) -> LongRows:
-        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks."""
-        indptr = self.index(block_cols, transposed)[1]
-        key = ("long rows", block_cols, transposed, longest, piece)
-        return self.remembered(key, lambda: work_list.long_rows(self.backend, indptr, self.blocks, longest, piece))
+    def row_shares(
+        self, block_cols: int, transposed: bool, longest: int, piece: int, count: int
+    ) -> tuple[LongRows, Array | None]:
+        """Return the pieces, of at most `piece` blocks, of block rows with more than `longest` blocks, and bounds.
 
-    def shares(self, block_cols: int, transposed: bool, longest: int, count: int) -> Array:
-        """Return where each of `count` ranges of neighbouring block rows begins, and where the last one ends."""
+        The bounds are where each of `count` ranges of neighbouring block rows begins, and where the last one ends; None
+        if `count` is 0.
+        """
         indptr = self.index(block_cols, transposed)[1]
-        key = ("shares", block_cols, transposed, longest, count)
-        return self.remembered(key, lambda: work_list.shares(self.backend, indptr, longest, count))
+        key = ("row shares", block_cols, transposed, longest, piece, count)
+        return self.remembered(key, lambda: lists.row_shares(indptr, self.blocks, longest, piece, count))
 
     def groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         """Return groups of row tiles; a block row has `per_row` row tiles, and a group has `per_group`."""
@@ -155,16 +154,16 @@ class Operand:
 
     def _groups(self, pattern: Pattern, per_row: int, per_group: int) -> Groups:
         if per_group == 1:
-            return work_list.single(self.backend, pattern, per_row)
+            return lists.single(pattern, per_row) or work_list.single(self.backend, pattern, per_row)
         order = lists.matched(pattern, per_row, per_group)
         groups = lists.merged(pattern, per_row, per_group, order)
-        return work_list.merged(self.backend, pattern, per_row, per_group, order) if groups is None else groups
+        return groups or work_list.merged(self.backend, pattern, per_row, per_group, order)
 
     def whole_items(self, pattern: Pattern, per_row: int, per_group: int) -> Items:
         """Return the work items for `groups` with the same arguments: whole groups, longest first."""
         groups = self.groups(pattern, per_row, per_group)
         key = ("whole items", pattern.block_cols, pattern.transposed, per_row, per_group)
-        return self.remembered(key, lambda: lists.whole(groups) or work_list.whole(self.backend, groups))
+        return self.remembered(key, lambda: lists.items(groups) or work_list.whole(self.backend, groups))
 
     def split_items(self, pattern: Pattern, per_row: int, per_group: int, share: work_list.Share) -> Items:
         """Return work items that are pieces of groups if a group could exceed a CTA's fair share, else whole groups."""
@@ -172,7 +171,7 @@ class Operand:
         if not work_list.may_split(groups, pattern, share):
             return self.whole_items(pattern, per_row, per_group)
         key = ("split items", pattern.block_cols, pattern.transposed, per_row, per_group, share)
-        return self.remembered(key, lambda: work_list.split(self.backend, groups, share))
+        return self.remembered(key, lambda: lists.items(groups, share) or work_list.split(self.backend, groups, share))
 
     def remembered(self, key: Any, make: Callable[[], Any]) -> Any:
         """Return what `make` returned when this key was first requested.

@@ -6,10 +6,8 @@ Each starts a `Chain`: copies, and the launches that read them.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -20,15 +18,14 @@ from .._backend.base import Array, Backend
 from .._kernels import forced_kernel
 from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES, Types
-from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
-from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch
-from . import arguments, tuned
+from . import tuned
 from .call import Lie, Problem, order_of
 from .choice import DENSE, variants
 from .costs import memory
-from .dense import Dense, ceil_power_of_two
+from .dense import Dense
 from .operand import Kind, Operand, operand_of
+from .rearrange import LINE, Rearrange
 
 #: The number of columns of a panel is a multiple of this.
 _PANEL_COLUMNS = 256
@@ -36,88 +33,12 @@ _PANEL_COLUMNS = 256
 _PANEL_BYTES = 256 << 20
 #: Copies together take at most this share of the memory of a card.
 _SHARE = 16
-#: Matrices of at most so many words are copied together.
-_SMALL_WORDS = 2048
-#: Lines of 16 bytes, as TMA and the copies of Ampere read them.
-_LINE = 16
 #: With fewer columns than this, copying complex A and B costs more than the tensor cores save.
 _LEAST_COMPLEX_COLUMNS = 64
 _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
     "c64": ("f32", np.dtype(np.float32)),
     "c128": ("f64", np.dtype(np.float64)),
 }
-
-
-class Way(IntEnum):
-    """How words are copied: through tiles, along the fastest index of both sides, or matrix after matrix."""
-
-    TURNED = 0
-    STRAIGHT = 1
-    SMALL = 2
-
-
-@dataclass(frozen=True)
-class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
-    """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
-
-    word: int
-    parts: int = 0
-
-    threads, words = 256, 8
-
-    @property
-    def side(self) -> int:
-        """The rows and columns of a tile."""
-        return 32 if self.word > 8 else 64
-
-    @classmethod
-    def every(cls, dtypes: Any) -> Iterator[Rearrange]:
-        yield from (cls(word) for word in (1, 2, 4, 8, 16))
-        yield from (cls(4, parts) for parts in (1, 2))
-
-    @classmethod
-    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0) -> Launch:
-        """The launch that copies x to `to`, both batches of matrices; its operands are arrays that lie like both.
-
-        `to` may have more rows and columns, which become zero. Its matrix b is number ``places[b]`` of x; without
-        `places` they are in order. With two `parts`, the second one is behind all columns of the first.
-        """
-        size = x.itemsize
-        shape, steps = x.shape, [n // size for n in x.strides]
-        ends, ways = list(to.shape), [n // size for n in to.strides]
-        batches, rows, columns = shape
-        row = (rows * steps[1], rows * ways[1])
-        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
-            rows, batches, ends = rows * batches, 1, [1, rows * batches, ends[2]]
-        across = steps[2] <= steps[1] or columns == 1  # lanes run along the rows of x
-        straight = across == (ways[2] <= ways[1])
-        fast, slow = (2, 1) if across else (1, 2)
-        wide = 1
-        if straight and steps[fast] == ways[fast] == 1 and not parts:
-            extents = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow])
-            wide = math.gcd(_LINE // size, *extents, x.data.ptr // size, to.data.ptr // size)
-            rows, columns = (rows, columns // wide) if across else (rows // wide, columns)
-            ends[fast] //= wide
-            steps = [n if i == fast else n // wide for i, n in enumerate(steps)]
-            ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
-        kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
-        way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
-        packed = arguments.REARRANGE.pack(
-            **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
-            **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
-            **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
-            batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
-            part=ends[2] * ways[2], way=way, lanes=ceil_power_of_two(ends[fast], kernel.side),
-        )  # fmt: skip
-        write = arguments.REARRANGE.patch("from", "to").write
-        return Launch(kernel, kernel.grid(way, *ends), packed, pointers=write, holds=places)
-
-    def grid(self, way: Way, batches: int, rows: int, columns: int) -> tuple[int, ...]:
-        """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
-        if way is Way.SMALL:
-            return (min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))),)
-        tiles = [-(-n // self.side) for n in (columns, rows)]
-        return min(MAX_GRID_X, tiles[0]), min(MAX_GRID_YZ, tiles[1]), min(MAX_GRID_YZ, batches)
 
 
 class Preparation(Dense):
@@ -342,7 +263,7 @@ def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
         return
     results = (
         (False, True)
-        if problem.c_order != "C" and problem.overwrite and problem.N * BYTES[problem.types.c] >= _LINE
+        if problem.c_order != "C" and problem.overwrite and problem.N * BYTES[problem.types.c] >= LINE
         else (False,)
     )
     for blocks, (order, parts), result in itertools.product(_copies_of_blocks(problem), _copies_of_B(problem), results):
@@ -370,7 +291,7 @@ def copied(problem: Problem, blocks: str, order: str, parts: int, result: bool =
 
 def _copies_of_blocks(problem: Problem) -> Iterator[str]:
     yield ""
-    if not problem.aligned or problem.lines * BYTES[problem.types.a] % _LINE:
+    if not problem.aligned or problem.lines * BYTES[problem.types.a] % LINE:
         yield "lines"
     if problem.transposed:
         yield "turned"
@@ -378,7 +299,7 @@ def _copies_of_blocks(problem: Problem) -> Iterator[str]:
 
 def _copies_of_B(problem: Problem) -> Iterator[tuple[str, int]]:
     yield "", 0
-    if problem.N * BYTES[problem.types.b] < _LINE:  # most of the lines of a copy would be empty
+    if problem.N * BYTES[problem.types.b] < LINE:  # most of the lines of a copy would be empty
         return
     if problem.b_order != "C" and problem.types.a != "e4m3":
         yield "C", 0
@@ -408,7 +329,7 @@ def panel_width(problem: Problem, order: str, parts: int) -> int:
 
 def _whole_lines(elements: int, size: int) -> int:
     """The elements of a line that is a multiple of 16 bytes."""
-    return -(-elements * size // _LINE) * _LINE // size
+    return -(-elements * size // LINE) * LINE // size
 
 
 def _lie_of_copy(B: Any, order: str, parts: int) -> Lie:

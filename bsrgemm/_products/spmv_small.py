@@ -16,11 +16,11 @@ from .._kernels import element_types
 from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types, number
 from .._kernels.jit import MAX_GRID_X
-from .._kernels.launch import Launch, Scratch
+from .._kernels.launch import Launch, Scratch, address
 from . import arguments
 from .call import Problem
 from .costs import memory, operand_bytes, overlapped, rows_of, speed
-from .dense import Dense, address, ceil_power_of_two
+from .dense import Dense, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .operand import Kind
 
@@ -126,8 +126,7 @@ class SpmvSmall(
         problem, operand = call.problem, call.operand
         where = (call.stored_columns, problem.transposed)
         index, grid = operand.index(*where), self.grid(problem, card)
-        rows = operand.long_rows(*where, self.long, self.piece)
-        bounds = operand.shares(*where, self.long, grid[0]) if self.in_chunks else None
+        rows, bounds = operand.row_shares(*where, self.long, self.piece, grid[0] if self.in_chunks else 0)
         long = arguments.LONG_ROWS.pack(
             pieces=rows.pieces.data.ptr,
             parents=rows.parents.data.ptr,

@@ -89,7 +89,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     from .choice import variants
     from .cuda import prepared_for
     from .operand import operand_of, problem_of
-    from .prepared import Copied, fastest
+    from .prepared import Copied
+    from .prepared import fastest as predicted_for
     from .tuned import keep
 
     rng = cupy.random.default_rng(0)
@@ -102,7 +103,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
     problem = problem_of(operand, call)
     tried: list[Dense] = list(variants(problem))
-    predicted = fastest(problem, card(), True)
+    predicted = predicted_for(problem, card(), True)
     if predicted not in tried:
         tried.insert(0, predicted)
     times: list[tuple[Dense, float]] = []

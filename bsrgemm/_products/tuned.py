@@ -1,4 +1,4 @@
-"""Kernels that `tune` found to be the fastest. They are stored on disk per card, and override the rule of choice.py."""
+"""Kernels that `tune` found to be the fastest. They are stored per card, and come before predicted times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _loaded: dict[Path, dict[str, Any]] = {}
 
 def stored(problem: Problem) -> Dense | None:
     """Return the kernel that `tune` found to be the fastest for this problem, or None."""
-    found = _read(path()).get(signature(problem))
+    entries = table()
+    found = entries.get(signature(problem)) if entries else None
     if found is None:
         return None
     # An entry that another version wrote, or that is damaged, equals no kernel.
@@ -44,6 +45,11 @@ def keep(problem: Problem, kernel: Dense | None) -> Path:
         disk_cache.write(where.parent, where.name, json.dumps(entries, indent=1, sort_keys=True).encode())
         _loaded[where] = entries
     return where
+
+
+def table() -> dict[str, Any]:
+    """Return what is stored for CuPy's current device."""
+    return _read(path())
 
 
 def path() -> Path:
@@ -68,11 +74,11 @@ def _described(kernel: Dense) -> dict[str, Any]:
 def _read(where: Path) -> dict[str, Any]:
     found = _loaded.get(where)
     if found is None:
-        found = {}
+        entries = {}
         with contextlib.suppress(OSError, ValueError):
             read = json.loads(disk_cache.read(where.parent, where.name))
-            found = read if isinstance(read, dict) else {}
-        _loaded[where] = found
+            entries = read if isinstance(read, dict) else {}
+        found = _loaded[where] = entries
     return found
 
 

@@ -5,7 +5,7 @@ A block row is cut into *row tiles* of equal height. A *group* is a few row tile
 *item* is a group, or a piece of one. All arrays are int32; the kernels read them as `Schedule` of cuda/common/bsr.cuh.
 
 These functions work with any array module (``backend.xp``) and never wait for the GPU. On the GPU, lists.py does
-what `merged` and `whole` do, in fewer launches; here they are its reference implementation and its fallback.
+what they do in fewer launches; here they are its reference implementation and its fallback.
 """
 
 from __future__ import annotations
@@ -49,19 +49,28 @@ class Groups:
     """The entries of all groups. Those of group g are from ``first[g]`` up to, and without, ``last[g]``.
 
     ``columns`` has the block column of each entry, ``blocks`` the `per_group` blocks of each entry (or -1), and
-    ``row_tiles`` the `per_group` row tiles of each group (or -1).
+    ``row_tiles`` the `per_group` row tiles of each group (or -1). Every `alike` neighbouring groups have the same
+    entries, which begin in ``bounds``.
     """
 
-    first: Array
-    last: Array
+    bounds: Array
     columns: Array
     blocks: Array
     row_tiles: Array
     per_group: int
+    alike: int = 1
 
     @property
     def count(self) -> int:
-        return len(self.first)
+        return (len(self.bounds) - 1) * self.alike
+
+    @property
+    def first(self) -> Array:
+        return self.bounds[:-1].repeat(self.alike)
+
+    @property
+    def last(self) -> Array:
+        return self.bounds[1:].repeat(self.alike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Items:
 
     ``count[0]`` is the number of items. `pieces` is an upper bound of the number of pieces of groups that were split.
     A row of `splits` describes a piece: {first piece of its group, number of pieces of the group, first entry of the
-    group, end of its entries}.
+    group, end of its entries}. What is in the rows of items and pieces that there are not, nobody reads.
     """
 
     items: Array
@@ -92,6 +101,16 @@ class Share(NamedTuple):
     def most_pieces(self) -> int:
         """An upper bound of the number of pieces that `split` makes; each exceeds half of a CTA's fair share."""
         return 2 * self.ctas // self.column_tiles + 2
+
+    @property
+    def fair(self) -> float:
+        """The share of all entries beyond which a group is cut."""
+        return self.column_tiles / self.ctas * _SLACK
+
+    @property
+    def least_entries(self) -> int:
+        """The number of entries up to which a group is never cut."""
+        return -(-_LEAST_COLUMNS // self.K)
 
 
 def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:
@@ -120,15 +139,11 @@ def single(backend: Backend, pattern: Pattern, per_row: int) -> Groups:
         columns, blocks = col[order], order.astype(_INT32)
     else:
         stored = len(pattern.indices)
-        columns = pattern.indices.astype(_INT32, copy=False)
-        inside = (columns >= 0) & (columns < pattern.block_cols)
-        columns = xp.where(inside, columns, pattern.block_cols).astype(_INT32)
+        inside = (pattern.indices >= 0) & (pattern.indices < pattern.block_cols)
+        columns = xp.where(inside, pattern.indices, pattern.block_cols).astype(_INT32)
         blocks = xp.arange(stored, dtype=_INT32)
         bounds = xp.clip(pattern.indptr, 0, stored).astype(_INT32)
-    first, last = bounds[:-1], bounds[1:]
-    if per_row > 1:
-        first, last = xp.repeat(first, per_row), xp.repeat(last, per_row)
-    return Groups(first, last, columns, blocks, xp.arange(rows * per_row, dtype=_INT32), 1)
+    return Groups(bounds, columns, blocks, xp.arange(rows * per_row, dtype=_INT32), 1, per_row)
 
 
 def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, order: Array | None = None) -> Groups:
@@ -168,14 +183,15 @@ def merged(backend: Backend, pattern: Pattern, per_row: int, per_group: int, ord
     counts = xp.concatenate([entry, entry[-1:] + 1]) if len(key) else xp.zeros(1, np.int64)
     bounds = counts[starts].astype(_INT32)
     row_tiles_of = xp.where(order < row_tiles, order, -1).astype(_INT32)
-    return Groups(bounds[:-1], bounds[1:], columns, blocks, row_tiles_of, per_group)
+    return Groups(bounds, columns, blocks, row_tiles_of, per_group)
 
 
 def whole(backend: Backend, groups: Groups) -> Items:
     """Return one item per group."""
     xp = backend.xp
-    group = xp.argsort(groups.first - groups.last, kind="stable").astype(_INT32)
-    items = xp.stack([group, groups.first[group], groups.last[group], xp.full(groups.count, -1, _INT32)], axis=1)
+    first, last = groups.first, groups.last
+    group = xp.argsort(first - last, kind="stable").astype(_INT32)
+    items = xp.stack([group, first[group], last[group], xp.full(groups.count, -1, _INT32)], axis=1)
     return Items(xp.ascontiguousarray(items), xp.full(1, groups.count, _INT32), items[:0], 0)
 
 
@@ -188,7 +204,7 @@ def may_split(groups: Groups, pattern: Pattern, share: Share) -> bool:
     entries = len(groups.blocks) // groups.per_group**2  # a lower bound, reached if every row tile has every entry
     if groups.per_group == 1:
         entries *= groups.count // max(1, pattern.shape[0])
-    fair = max(-(-_LEAST_COLUMNS // share.K), int(entries * share.column_tiles / share.ctas * _SLACK))
+    fair = max(share.least_entries, int(entries * share.column_tiles / share.ctas * _SLACK))
     return share.most_pieces > 2 and cols > fair
 
 
@@ -198,8 +214,8 @@ def split(backend: Backend, groups: Groups, share: Share) -> Items:
     first = groups.first.astype(np.int64)
     length = xp.maximum(groups.last - first, 0)  # invalid index arrays can make this negative
     total = length.sum()
-    entries = xp.ceil(total * (share.column_tiles / share.ctas * _SLACK)).astype(np.int64)
-    pieces = xp.maximum(-(-length // xp.maximum(-(-_LEAST_COLUMNS // share.K), entries)), 1)
+    entries = xp.ceil(total * share.fair).astype(np.int64)
+    pieces = xp.maximum(-(-length // xp.maximum(share.least_entries, entries)), 1)
     most = share.most_pieces
     cut = xp.where(pieces > 1, pieces, 0)
     ends, cut_ends = xp.cumsum(pieces), xp.cumsum(cut)
@@ -266,7 +282,7 @@ def shares(backend: Backend, indptr: Array, longest: int, count: int) -> Array:
     count, because such rows are processed in pieces (see `long_rows`).
     """
     xp, rows = backend.xp, len(indptr) - 1
-    length = xp.maximum(indptr[1:] - indptr[:-1], 0)
+    length = xp.maximum(xp.diff(indptr.astype(np.int64)), 0)
     work = xp.cumsum(xp.where(length > longest, 0, length) + _ROW_COST, dtype=np.int64)
     wanted = xp.arange(count + 1, dtype=np.int64) * work[-1] // count
     found = xp.searchsorted(work, wanted).astype(np.int64, copy=False)

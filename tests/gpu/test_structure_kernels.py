@@ -88,9 +88,9 @@ def assert_same_work_list(pattern_: Any, per_row: int, per_group: int, order: An
 
     got = lists.merged(pattern_, per_row, per_group, order)
     want = work_list.merged(registry.cuda(), pattern_, per_row, per_group, order)
-    items, wanted = lists.whole(got), work_list.whole(registry.cuda(), want)
+    items, wanted = lists.items(got), work_list.whole(registry.cuda(), want)
     assert got.per_group == want.per_group and items.pieces == wanted.pieces
-    for name in ("first", "last", "columns", "blocks", "row_tiles"):
+    for name in ("bounds", "columns", "blocks", "row_tiles"):
         np.testing.assert_array_equal(getattr(got, name).get(), getattr(want, name).get(), err_msg=name)
     for name in ("items", "count", "splits"):
         np.testing.assert_array_equal(getattr(items, name).get(), getattr(wanted, name).get(), err_msg=name)

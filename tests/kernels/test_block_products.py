@@ -179,7 +179,7 @@ def test_sampled_products(
     there = rng.random((3, 7)) < 0.7
     there[1] = False
     kernels = check_samples(device, arch, pattern_of(there, block), 136, rng, orders)
-    assert ("transpose16" in kernels) == (arch == "sm_80" and orders[0][0] == "F" and block[0] % 64 != 0)
+    assert ("rearrange" in kernels) == (arch == "sm_80" and orders[0][0] == "F" and block[0] % 64 != 0)
 
 
 @pytest.mark.sanitizer
@@ -204,7 +204,7 @@ def test_operands_are_copied_where_that_is_faster(
     there = rng.random(shape) < 0.7
     pattern = pattern_of(there, block)
     kernels = check_samples(device, arch, pattern, K, rng, orders)
-    assert ("transpose16" in kernels) == (orders[1][0] == "C")
+    assert ("rearrange" in kernels) == (orders[1][0] == "C")
     on_card = pattern.on(device)
     for n in range(2):
         X, Y = numbers(rng, (pattern.shape[0], K), F16), numbers(rng, (K, pattern.shape[1]), F16)
@@ -239,7 +239,7 @@ def test_gradients_of_weights_over_a_batch_read_operands_as_they_lie(
     x, dy = numbers(rng, (2, 40, W.shape[0]), F16), numbers(rng, (2, 40, W.shape[1]), F16)
     with device.kernels() as kernels:
         _, dW = bg.matmul_backward(device.asarray(dy), device.asarray(x), W.on(device))
-    assert kernel_of(arch) in kernels and "transpose16" not in kernels
+    assert kernel_of(arch) in kernels and "rearrange" not in kernels
     want = sum(a.T.astype(float) @ b.astype(float) for a, b in zip(x, dy, strict=True)) * np.kron(
         there, np.ones((64, 64))
     )

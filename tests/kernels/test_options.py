@@ -16,7 +16,7 @@ from bsrgemm._products.call import Problem
 from bsrgemm._products.dense import Dense
 
 from ..devices import Device
-from .products import BF16, E4M3, F16, F32, F64, I8, I32, Case, cases, check, matrix
+from .products import BF16, F16, F32, F64, I8, I32, Case, cases, check, matrix
 
 
 @pytest.fixture

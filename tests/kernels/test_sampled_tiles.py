@@ -27,7 +27,7 @@ from ..devices import Device
 from .products import BF16, F16, F32, numbers
 from .tile_lists import tiles
 
-ONE, LISTED, COPY = "block_products_sm90", "sampled_tiles", "transpose16"
+ONE, LISTED, COPY = "block_products_sm90", "sampled_tiles", "rearrange"
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from ..fake_cupy import Card, Policy, installed
 PATH = Path(__file__).with_name("launches.txt")
 F16, F32, F64 = (np.dtype(x) for x in "efd")
 #: Kernels that make lists; their own tests say which lists.
-LISTS = {"expand", "work_list", "row_bits", "overlaps", "match_rows", "segment"}
+LISTS = {"expand", "work_list", "row_shares", "row_bits", "overlaps", "match_rows", "segment"}
 
 
 class Started:

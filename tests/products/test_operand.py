@@ -76,11 +76,12 @@ def test_long_rows_and_shares_are_those_of_their_own_limit(A: Any) -> None:
     for longest, count in itertools.product((2, 5, 30), (1, 3, 7)):
         for piece in (longest, 2 * longest, 2 * longest):
             want = work_list.long_rows(HOST, indptr, operand.blocks, longest, piece)
-            found, pieces = host(operand.long_rows(64, False, longest, piece)), int(want.count[0])
+            rows, shares = operand.row_shares(64, False, longest, piece, count)
+            found, pieces = host(rows), int(want.count[0])
             assert int(found.count[0]) == pieces
             assert np.array_equal(found.pieces[:pieces], want.pieces[:pieces])
             assert np.array_equal(found.parents[:pieces], want.parents[:pieces])
-            shares = operand.shares(64, False, longest, count)
+            assert operand.row_shares(64, False, longest, piece, 0)[1] is None
             assert np.array_equal(host(shares), work_list.shares(HOST, indptr, longest, count))
 
 

@@ -14,7 +14,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._kernels import disk_cache, element_types, forced_kernel
 from bsrgemm._kernels.launch import Chain
-from bsrgemm._products import prepared, tuned
+from bsrgemm._products import cuda, prepared, tuned
 from bsrgemm._products import tune as tune_module
 from bsrgemm._products.call import Problem
 from bsrgemm._products.choice import by_rule, variants
@@ -146,6 +146,30 @@ def test_tune_keeps_the_fastest_which_products_use_at_once(
         A @ B
     assert names[-1] in usual and names[0] in after and names[0] != names[-1]
     assert after.count(names[0]) == 1, "what was known of calls is forgotten"
+
+
+@pytest.mark.emulated
+def test_a_kernel_is_chosen_once_for_all_matrices_of_a_problem(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another kernel is chosen where one is forced or stored, where the file is another, and on another device."""
+    asked: list[Problem] = []
+    monkeypatch.setattr(cuda, "choose", lambda problem: asked.append(problem) or choose(problem))
+    B = device.asarray(np.ones((256, 96), "f2"))
+
+    def launched() -> str:
+        with device.kernels() as kernels:
+            matrix_on(device, "f2", (64, 64)) @ B
+        return kernels[-1]
+
+    assert launched() == launched() == "gemm_sm80" and len(asked) == 1
+    with forced_kernel.force_kernel("GemmSimt"):
+        assert launched() == "gemm_simt"
+    assert launched() == "gemm_sm80" and len(asked) == 2
+    tuned.keep(asked[0], GemmSimt.best(asked[0]))
+    assert launched() == launched() == "gemm_simt" and len(asked) == 3
+    monkeypatch.setattr(tuned, "_card", lambda: "another-card")
+    assert launched() == "gemm_sm80" and len(asked) == 4
+    device.becomes(3)
+    assert launched() == "gemm_sm80" and len(asked) == 5
 
 
 @pytest.mark.emulated

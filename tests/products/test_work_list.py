@@ -162,6 +162,6 @@ def test_a_group_may_be_cut_where_it_can_exceed_a_fair_share(
 ) -> None:
     rows = 10
     count = rows * per_row // per_group
-    groups = Groups(*[np.zeros(count, np.int32)] * 2, np.zeros(0), np.zeros(entries), np.zeros(0), per_group)
+    groups = Groups(np.zeros(count + 1, np.int32), np.zeros(0), np.zeros(entries), np.zeros(0), per_group)
     pattern = Pattern(np.zeros(0), np.zeros(rows + 1), rows, cols, False)
     assert work_list.may_split(groups, pattern, share) == split

@@ -46,7 +46,9 @@ CACHES: dict[str, dict[str, str]] = {
         "_argument_class": "nothing",
     },
     "_kernels/overlapping.py": {"_driver": "the process"},
+    "_kernels/kernel.py": {"_spec": "the kernel with all its fields"},
     "_kernels/structs.py": {
+        "_patch": "the struct and the names of fields",
         "Struct.offsets": "the fields",
         "Struct._packer": "the fields",
         "Struct._has_complex": "the fields",
@@ -94,6 +96,7 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/spmv_small.py": {"spmv_small": "types, sizes, layout and row length"},
     "_products/tuned.py": {
         "_loaded": "the file, whose name has the card: products/test_tuned.py",
+        "Table.chosen": "the problem, the forced kernel, the device, and the table: products/test_tuned.py",
         "_card_name": "device",
     },
     "_attention/arguments.py": {

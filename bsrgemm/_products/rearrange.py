@@ -1,0 +1,92 @@
+"""Copies of operands by one kernel: turned, with longer lines, in another order, or rounded to tf32 in parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
+from .._kernels.kernel import Kernel
+from .._kernels.launch import Launch
+from . import arguments
+from .call import Lie
+
+#: Lines of 16 bytes, as TMA and the copies of Ampere read them.
+LINE = 16
+#: Matrices of at most so many words are copied together.
+_SMALL_WORDS = 2048
+
+
+class Way(IntEnum):
+    """How words are copied: through tiles, along the fastest index of both sides, or matrix after matrix."""
+
+    TURNED = 0
+    STRAIGHT = 1
+    SMALL = 2
+
+
+@dataclass(frozen=True)
+class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
+    """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
+
+    word: int
+    parts: int = 0
+
+    threads, words = 256, 8
+
+    @property
+    def side(self) -> int:
+        """The rows and columns of a tile."""
+        return 32 if self.word > 8 else 64
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Rearrange]:
+        yield from (cls(word) for word in (1, 2, 4, 8, 16))
+        yield from (cls(4, parts) for parts in (1, 2))
+
+    @classmethod
+    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0) -> Launch:
+        """The launch that copies x to `to`, both batches of matrices; its operands are arrays that lie like both.
+
+        `to` may have more rows and columns, which become zero. Its matrix b is number ``places[b]`` of x; without
+        `places` they are in order. With two `parts`, the second one is behind all columns of the first.
+        """
+        size = x.itemsize
+        shape, steps = x.shape, [n // size for n in x.strides]
+        ends, ways = list(to.shape), [n // size for n in to.strides]
+        batches, rows, columns = shape
+        row = (rows * steps[1], rows * ways[1])
+        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
+            rows, batches, ends = rows * batches, 1, [1, rows * batches, ends[2]]
+        across = steps[2] <= steps[1] or columns == 1  # lanes run along the rows of x
+        straight = across == (ways[2] <= ways[1])
+        fast, slow = (2, 1) if across else (1, 2)
+        wide = 1
+        if straight and steps[fast] == ways[fast] == 1 and not parts:
+            extents = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow])
+            wide = math.gcd(LINE // size, *extents, x.data.ptr // size, to.data.ptr // size)
+            rows, columns = (rows, columns // wide) if across else (rows // wide, columns)
+            ends[fast] //= wide
+            steps = [n if i == fast else n // wide for i, n in enumerate(steps)]
+            ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
+        kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
+        way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
+        packed = arguments.REARRANGE.pack(
+            **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
+            **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
+            **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
+            batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
+            part=ends[2] * ways[2], way=way, lanes=min(kernel.side, 1 << (max(1, ends[fast]) - 1).bit_length()),
+        )  # fmt: skip
+        write = arguments.REARRANGE.patch("from", "to").write
+        return Launch(kernel, kernel.grid(way, *ends), packed, pointers=write, holds=places)
+
+    def grid(self, way: Way, batches: int, rows: int, columns: int) -> tuple[int, ...]:
+        """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
+        if way is Way.SMALL:
+            return (min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))),)
+        tiles = [-(-n // self.side) for n in (columns, rows)]
+        return min(MAX_GRID_X, tiles[0]), min(MAX_GRID_YZ, tiles[1]), min(MAX_GRID_YZ, batches)
