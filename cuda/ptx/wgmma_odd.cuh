@@ -3,10 +3,10 @@
 
 #include "ptx/wgmma.cuh"
 
-#define MMA_SUMS_24 \
+#define MMA_ACCUM_24 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23"
-#define MMA_SUMS_80 \
+#define MMA_ACCUM_80 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -17,24 +17,24 @@
 
 // d[64, 160] = (add ? d : 0) + a[64, 16] * b[16, 160], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[80], bool add, u64 a, u64 b) {
-  asm volatile(MMA_ADD(82) MMA_INSTRUCTION(160) MMA_SUMS_80 "}, %80, %81, p, 1, 1, %83, %84;\n}"
+  asm volatile(MMA_ADD(82) MMA_INSTRUCTION(160) MMA_ACCUM_80 "}, %80, %81, p, 1, 1, %83, %84;\n}"
                : MMA_D80(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 96] = (add ? d : 0) + a[64, 16] * b[16, 96], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[48], bool add, u64 a, u64 b) {
-  asm volatile(MMA_ADD(50) MMA_INSTRUCTION(96) MMA_SUMS_48 "}, %48, %49, p, 1, 1, %51, %52;\n}"
+  asm volatile(MMA_ADD(50) MMA_INSTRUCTION(96) MMA_ACCUM_48 "}, %48, %49, p, 1, 1, %51, %52;\n}"
                : MMA_D48(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 80] = (add ? d : 0) + a[64, 16] * b[16, 80], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[40], bool add, u64 a, u64 b) {
-  asm volatile(MMA_ADD(42) MMA_INSTRUCTION(80) MMA_SUMS_40 "}, %40, %41, p, 1, 1, %43, %44;\n}"
+  asm volatile(MMA_ADD(42) MMA_INSTRUCTION(80) MMA_ACCUM_40 "}, %40, %41, p, 1, 1, %43, %44;\n}"
                : MMA_D40(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 48] = (add ? d : 0) + a[64, 16] * b[16, 48], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[24], bool add, u64 a, u64 b) {
-  asm volatile(MMA_ADD(26) MMA_INSTRUCTION(48) MMA_SUMS_24 "}, %24, %25, p, 1, 1, %27, %28;\n}"
+  asm volatile(MMA_ADD(26) MMA_INSTRUCTION(48) MMA_ACCUM_24 "}, %24, %25, p, 1, 1, %27, %28;\n}"
                : MMA_D24(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
