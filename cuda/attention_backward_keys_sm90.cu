@@ -10,7 +10,8 @@
 #include "common/attention_backward_turns.cuh"
 #include "ptx/wgmma.cuh"
 
-constexpr int kThreads = 384, kMany = 240, kFew = 24;     // threads; registers, 168 on average
+constexpr int kThreads = 384;
+constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // of a thread, 168 on average
 constexpr int kScoresOfThread = 32, kParts = 4;           // scores of a thread; steps of 16 queries
 constexpr int kKept = 4;                                  // steps of K and of V that stay in registers: 1 to 2 % faster
 static_assert(VALUE_DIM == HEAD_DIM && (kDim == 192 || kDim == 256) && kTileK == 64 && kTileQ == 64, "");
@@ -25,27 +26,27 @@ struct alignas(1024) Shared {
   u32 seen[kSlots][kTileQ][kWords];                       // for turns that are not whole
   u64 k_full, k_empty, v_full, v_empty;
   u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlotsOfOne], dout_empty[kSlotsOfOne];
-  u64 weights_full, weights_empty, turn_full[kTurns], shade_full[kSlots];
+  u64 weights_full, weights_empty, turn_full[kTurns], mask_full[kSlots];
   Turn turns[kTurns];                                     // described well before they are computed
   Item items[2];
   u32 redo[2][2][4];                                      // rows of a warp that are not finite
-  KeyTile next;                                           // of the warp that feeds: the keys, and up to 32 turns
+  KeyTile next;                                           // of the producer warp: the keys, and up to 32 turns
   Turn batch[32];
-  Tile shaded[kShaders];                                  // of the warps that look up
+  Tile masked[kMaskWarps];                                // of the warps that look up
 };
 constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
 
-// ---------------------------------------------------------------------------------------------------- the multipliers
+// ---------------------------------------------------------------------------------------------------- the consumers
 // What both warpgroups do.
-struct Multiplier : Member {
+struct Consumer : Member {
   const BackwardSm90& problem;
   Shared& shared;
-  f32 sums[kDim / 2];   // of dV or dK
+  f32 accum[kDim / 2];   // of dV or dK
   u32 n = 0, loaded = 0;
 
   // The number of a thread comes through a shuffle: otherwise the compiler reads it again in the loop, which takes 200
   // clocks beside the traffic of the tensor cores.
-  __device__ __forceinline__ Multiplier(const BackwardSm90& problem, Shared& shared)
+  __device__ __forceinline__ Consumer(const BackwardSm90& problem, Shared& shared)
       : Member{int(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128)}, problem(problem), shared(shared) {}
 
   __device__ __forceinline__ const Backward& b() const { return problem.rows.backward; }
@@ -72,12 +73,12 @@ struct Multiplier : Member {
       load_matrix_x4<false>(kept[step], shared_address(rows) + step / 4 * kSlabK + row * 128 +
                                             ((step % 4 * 2 + lane() / 16) ^ (row & 7)) * 16);
   }
-  // sums[64 keys, kDim] += weights[64 keys, queries] * rows[queries, kDim]
-  __device__ __forceinline__ void issue_sums(const u32 (&weights)[kParts][4], const u8* rows) {
+  // accum[64 keys, kDim] += weights[64 keys, queries] * rows[queries, kDim]
+  __device__ __forceinline__ void issue_accum(const u32 (&weights)[kParts][4], const u8* rows) {
     const u64 y = wgmma_descriptor(shared_address(rows), kSlabQ, 1024);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kParts; ++step) wgmma<true>(sums, true, weights[step], y + step * 2048 / 16);
+    for (int step = 0; step < kParts; ++step) wgmma<true>(accum, true, weights[step], y + step * 2048 / 16);
     wgmma_commit();
   }
   // Puts the weights of a thread where the same thread of the other warpgroup reads them.
@@ -95,7 +96,7 @@ struct Multiplier : Member {
     const KeyTile& y = shared.items[item & 1].keys;
     const Tile& x = y.tile;
     const int key = y.key + warp() * 16;
-    const u32 bad = write_rows(sums, factor, staged + warp() * 2048, at(out, strides, x.batch, x.head, key), strides,
+    const u32 bad = write_rows(accum, factor, staged + warp() * 2048, at(out, strides, x.batch, x.head, key), strides,
                                x.keys - key, columns);
     u32(&all)[2][4] = shared.redo[item & 1];
     if (lane() == 0) all[group][warp()] = bad;
@@ -107,12 +108,12 @@ struct Multiplier : Member {
 };
 
 // Computes the weights and dV, which is still in flight when the next scores are issued.
-struct OfValues : Multiplier {
-  using Multiplier::Multiplier;
+struct OfValues : Consumer {
+  using Consumer::Consumer;
 
   // Sets to 0 the weights of keys that a query does not see.
   __device__ __forceinline__ void hide(f32 (&s)[kScoresOfThread], u32 slot) const {
-    wait(shared.shade_full[slot], parity<kSlots>(n));
+    wait(shared.mask_full[slot], parity<kSlots>(n));
     const u32(&seen)[kTileQ][kWords] = shared.seen[slot];
     const int word = warp() / 2, bit = warp() % 2 * 16 + lane() / 4;
 #pragma unroll
@@ -130,7 +131,7 @@ struct OfValues : Multiplier {
       wait(shared.k_full, item & 1);
       const int count = uniform(shared.items[item & 1].count);
       if (count < 0) break;
-      clear(sums);
+      clear(accum);
       if (count > 0) loop(count);
       release(shared.k_empty);
       finish(item, 0, 1.f, shared.weights, b().dv, b().dv_strides, b().attention.value_dim);
@@ -152,7 +153,7 @@ struct OfValues : Multiplier {
       const int whole = uniform(shared.turns[n % kTurns].whole);
       issue_scores(s, kept, shared.k, shared.q[slot]);
       wgmma_wait<1>();
-      settle(sums);  // of the turn before
+      settle(accum);  // of the turn before
       if (i > 0) release(shared.dout_empty[one ^ 1]);
       wgmma_wait<0>();
       settle(s);
@@ -175,25 +176,25 @@ struct OfValues : Multiplier {
         for (int j = 0; j < kParts; ++j) pack_weights(weights[j], s + 8 * j);
       }
       wait(shared.dout_full[one], parity<kSlotsOfOne>(n));
-      issue_sums(weights, shared.dout[one]);
+      issue_accum(weights, shared.dout[one]);
       ++n;
     }
     wgmma_wait<0>();
-    settle(sums);
+    settle(accum);
     release(shared.dout_empty[(n - 1) % kSlotsOfOne]);
   }
 };
 
 // Computes ds and dK, which is still in flight when the next dO . V is issued.
-struct OfKeys : Multiplier {
-  using Multiplier::Multiplier;
+struct OfKeys : Consumer {
+  using Consumer::Consumer;
 
   __device__ __forceinline__ void run() {
     for (u32 item = 0;; ++item) {
       wait(shared.k_full, item & 1);
       const int count = uniform(shared.items[item & 1].count);
       if (count < 0) break;
-      clear(sums);
+      clear(accum);
       if (count > 0) loop(count);
       release(shared.k_empty);
       finish(item, 1, b().factor, shared.weights + 8192, b().dk, b().dk_strides, b().attention.head_dim);
@@ -215,7 +216,7 @@ struct OfKeys : Multiplier {
       load_statistics(statistics, shared.delta[one], lane());
       issue_scores(dp, kept, shared.v, shared.dout[one]);
       wgmma_wait<1>();
-      settle(sums);  // of the turn before
+      settle(accum);  // of the turn before
       if (i > 0) release(shared.q_empty[slot ^ 1]);
       wait(shared.weights_full, n & 1);
 #pragma unroll
@@ -233,11 +234,11 @@ struct OfKeys : Multiplier {
         derive(ds[j], eight, dp + 8 * j, statistics[j]);
       }
       wait(shared.q_full[slot], parity<kSlots>(n));
-      issue_sums(ds, shared.q[slot]);
+      issue_accum(ds, shared.q[slot]);
       ++n;
     }
     wgmma_wait<0>();
-    settle(sums);
+    settle(accum);
     release(shared.q_empty[(n - 1) % kSlots]);
   }
 };
@@ -254,7 +255,7 @@ attention_backward_keys_sm90(const __grid_constant__ BackwardSm90 problem) {
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
     init(shared.k_full, 1), init(shared.k_empty, 8), init(shared.v_full, 1), init(shared.v_empty, 4);
     for (int i = 0; i < kSlots; ++i)
-      init(shared.q_full[i], 1), init(shared.q_empty[i], 8), init(shared.shade_full[i], kShaders);
+      init(shared.q_full[i], 1), init(shared.q_empty[i], 8), init(shared.mask_full[i], kMaskWarps);
     for (int i = 0; i < kSlotsOfOne; ++i) init(shared.dout_full[i], 1), init(shared.dout_empty[i], 8);
     init(shared.weights_full, 4), init(shared.weights_empty, 4);
     for (int i = 0; i < kTurns; ++i) init(shared.turn_full[i], 1);
@@ -263,12 +264,12 @@ attention_backward_keys_sm90(const __grid_constant__ BackwardSm90 problem) {
   __syncthreads();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= 4) {
-    more_registers<kMany>();
+    more_registers<kConsumerRegisters>();
     if (warp < 8) OfValues(problem, shared).run();
     else OfKeys(problem, shared).run();
   } else {
-    fewer_registers<kFew>();
-    if (warp == 0) feed(problem, shared);
-    else if (warp > kAdders) shade(problem, shared, threadIdx.x - 32 * (1 + kAdders));
+    fewer_registers<kProducerRegisters>();
+    if (warp == 0) produce(problem, shared);
+    else if (warp > kAdders) compute_mask_bits(problem, shared, threadIdx.x - 32 * (1 + kAdders));
   }
 }

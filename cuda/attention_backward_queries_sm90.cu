@@ -9,7 +9,8 @@
 #include "common/attention_backward_turns.cuh"
 #include "ptx/wgmma.cuh"
 
-constexpr int kThreads = 384, kMany = 240, kFew = 24;     // threads; registers, 168 on average
+constexpr int kThreads = 384;
+constexpr int kConsumerRegisters = 240, kProducerRegisters = 24;  // of a thread, 168 on average
 constexpr int kScoresOfThread = 32, kParts = 4;           // scores of a thread; steps of 16 keys
 static_assert(VALUE_DIM == HEAD_DIM && (kDim == 192 || kDim == 256) && kTileK == 64 && kTileQ == 128, "");
 
@@ -22,7 +23,7 @@ struct alignas(1024) Shared {
 };
 
 // Has the operands copied. One thread calls it.
-__device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared, const Tile& x) {
+__device__ __forceinline__ void produce(const BackwardSm90& problem, Shared& shared, const Tile& x) {
   const Attention& a = problem.rows.backward.attention;
   const u32 q_full = shared_address(&shared.q_full), dout_full = shared_address(&shared.dout_full);
   const int head = x.head / a.group;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared
   }
 }
 
-struct Multiplier : Member {
+struct Consumer : Member {
   const BackwardSm90& problem;
   Shared& shared;
   const Tile& x;
@@ -55,7 +56,7 @@ struct Multiplier : Member {
   Statistic own[2];         // of the two queries of a thread
 
   // The number of a thread comes through a shuffle: otherwise the compiler reads it again in the loop.
-  __device__ __forceinline__ Multiplier(const BackwardSm90& problem, Shared& shared, const Tile& x, int group)
+  __device__ __forceinline__ Consumer(const BackwardSm90& problem, Shared& shared, const Tile& x, int group)
       : Member{int(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128)}, problem(problem), shared(shared),
         x(x), group(group) {}
 
@@ -90,7 +91,7 @@ struct Multiplier : Member {
     wgmma_commit();
   }
   // dq[64 queries, kDim] += ds[64 queries, keys] * rows[keys, kDim]
-  __device__ __forceinline__ void issue_sums(const u32 (&ds)[kParts][4], const u8* rows) {
+  __device__ __forceinline__ void issue_accum(const u32 (&ds)[kParts][4], const u8* rows) {
     const u64 y = wgmma_descriptor(shared_address(rows), kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
@@ -149,7 +150,7 @@ struct Multiplier : Member {
         const f32 delta = own[j % 2].delta;
         ds[j / 4][j % 4] = pack<Element>(s[2 * j] * (dp[2 * j] - delta), s[2 * j + 1] * (dp[2 * j + 1] - delta));
       }
-      issue_sums(ds, shared.k[slot]);
+      issue_accum(ds, shared.k[slot]);
     }
     wgmma_wait<0>();
     settle(dq);
@@ -184,10 +185,10 @@ attention_backward_queries_sm90(const __grid_constant__ BackwardSm90 problem) {
   const Tile& tile = shared.tile;
   if (tile.head < 0 || tile.row >= tile.rows) return;
   if (warp >= 4) {
-    more_registers<kMany>();
-    Multiplier(problem, shared, tile, warp / 4 - 1).run();
+    more_registers<kConsumerRegisters>();
+    Consumer(problem, shared, tile, warp / 4 - 1).run();
   } else {
-    fewer_registers<kFew>();
-    if (threadIdx.x == 0) feed(problem, shared, tile);
+    fewer_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) produce(problem, shared, tile);
   }
 }

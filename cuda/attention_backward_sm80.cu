@@ -60,7 +60,7 @@ __device__ __forceinline__ void products(f32 (&d)[kColumns / 8][4], u32 rows, u3
 
 // sums += weights * columns: 16 rows of weights, rounded to 16 bits.
 template <int kDim>
-__device__ __forceinline__ void accumulate(f32 (&sums)[kDim / 8][4], const f32 (&weights)[kColumns / 8][4], u32 columns) {
+__device__ __forceinline__ void accumulate(f32 (&accum)[kDim / 8][4], const f32 (&weights)[kColumns / 8][4], u32 columns) {
   using L = Lines<kDim>;
   const u32 lane = opaque(threadIdx.x) % 32, row = lane % 16;
 #pragma unroll
@@ -75,8 +75,8 @@ __device__ __forceinline__ void accumulate(f32 (&sums)[kDim / 8][4], const f32 (
     for (int j = 0; j < kDim / 16; ++j) {
       u32 y[4];  // dimensions 0 to 7, columns 0 to 7 and 8 to 15; dimensions 8 to 15
       load_matrices<true>(y, columns + (step * 16 + row) * L::kBytes + L::place(j, lane / 16, row));
-      multiply(sums[2 * j], x, y[0], y[1]);
-      multiply(sums[2 * j + 1], x, y[2], y[3]);
+      multiply(accum[2 * j], x, y[0], y[1]);
+      multiply(accum[2 * j + 1], x, y[2], y[3]);
     }
   }
 }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void fetch(const Backward& b, Walk& walk, Stage& stag
 
 // ---------------------------------------------------------------------------------- a warp's rows
 struct Multiplier {
-  f32 sums[kHeadDim / 8][4], values[kValueDim / 8][4];  // those that the role does not have take no registers
+  f32 accum[kHeadDim / 8][4], values[kValueDim / 8][4];  // those that the role does not have take no registers
   Statistic own[2];  // for queries: of rows lane / 4 and 8 + lane / 4
 
   static __device__ __forceinline__ u32 lane() { return opaque(threadIdx.x) % 32; }
@@ -129,7 +129,7 @@ struct Multiplier {
 
   __device__ __forceinline__ Multiplier() {
 #pragma unroll
-    for (auto& x : sums) x[0] = x[1] = x[2] = x[3] = 0.f;
+    for (auto& x : accum) x[0] = x[1] = x[2] = x[3] = 0.f;
 #pragma unroll
     for (auto& x : values) x[0] = x[1] = x[2] = x[3] = 0.f;
   }
@@ -155,7 +155,7 @@ struct Multiplier {
           ds[j][i] = x;
         }
       }
-      accumulate<kHeadDim>(sums, ds, shared_address(stage.left));
+      accumulate<kHeadDim>(accum, ds, shared_address(stage.left));
     }
   }
 
@@ -212,7 +212,7 @@ struct Multiplier {
     __syncwarp();
     if constexpr (kHasSums) {
       Element* out = kByKeys ? at(b.dk, b.dk_strides, batch, head, row) : at(b.dq, b.dq_strides, batch, head, row);
-      redo |= write_rows<kHeadDim>(sums, b.factor, shared.left + first_row() * kHeadDim * 2, out,
+      redo |= write_rows<kHeadDim>(accum, b.factor, shared.left + first_row() * kHeadDim * 2, out,
                                    kByKeys ? b.dk_strides : b.dq_strides, rows, a.head_dim);
     }
     if constexpr (kHasValues)

@@ -15,14 +15,15 @@
 
 // A product is issued while the one before is multiplied: weights are computed beside dO . V, dK is still in flight
 // when the next scores are issued.
-constexpr int kGroups = kTileK / 64;                      // warpgroups that multiply
+constexpr int kGroups = kTileK / 64;                      // consumer warpgroups
 constexpr int kCtas = 3 - kGroups;                        // on a multiprocessor at the same time
 constexpr int kThreads = 128 + 128 * kGroups;
-constexpr int kMany = kGroups == 2 ? 240 : 232, kFew = kGroups == 2 ? 24 : 24;  // registers; 168 or 128 on average
+// Registers of a thread; 168 or 128 on average.
+constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 232, kProducerRegisters = 24;
 // dQ of a tile is computed in halves: half of the columns of 64 queries, or all columns of 64 of 128 queries. Each of two
 // warpgroups has one half; a single one has both, one after the other.
 constexpr u32 kHalfBytes = kTileQ * kDim / 2 * 4;
-constexpr int kHalfSums = kTileQ * kDim / 256;            // of a thread
+constexpr int kHalfAccum = kTileQ * kDim / 256;            // of a thread
 constexpr int kScoresOfThread = kTileQ / 2, kParts = kTileQ / 16;
 // With 128 queries registers are short: what a product in flight reads is waited for, and weights are packed late.
 constexpr bool kTight = kTileQ == 128;
@@ -44,23 +45,23 @@ struct alignas(1024) Shared {
   u32 seen[kSlots][kTileQ][kWords];                           // for turns that are not whole
   u64 k_full, k_empty, v_full, v_empty;
   u64 q_full[kSlots], q_empty[kSlots], dout_full[kSlotsOfOne], dout_empty[kSlotsOfOne], ds_full[kSlotsOfOne];
-  u64 dq_full[2][2], dq_empty[kGroups], turn_full[kTurns], shade_full[kSlots];
+  u64 dq_full[2][2], dq_empty[kGroups], turn_full[kTurns], mask_full[kSlots];
   Turn turns[kTurns];                                     // described well before they are computed
   Item items[2];
-  KeyTile next;                                           // of the warp that feeds: the keys, and up to 32 turns
+  KeyTile next;                                           // of the producer warp: the keys, and up to 32 turns
   Turn batch[32];
-  Tile shaded[kShaders];                                  // of the warps that look up
+  Tile masked[kMaskWarps];                                // of the warps that look up
   int is_last;                                            // whether this CTA adds up the shares of its tile of keys
 };
 
 constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
 
-__device__ __forceinline__ void multipliers_sync() {
+__device__ __forceinline__ void consumers_sync() {
   if constexpr (kGroups == 2) two_warpgroups_sync(1);
   else warpgroup_sync(1);
 }
 
-// ------------------------------------------------------------------------------------------------------- the feeders
+// ------------------------------------------------------------------------------------------------------- the producers
 // One thread adds the dQ of both warpgroups to the sums, of every turn or of every kAdders-th. In order, an addition takes
 // longer than a turn, since its end is waited for and told: two warps take turns then.
 __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared, u32 first) {
@@ -108,8 +109,8 @@ __device__ __forceinline__ void add(const BackwardSm90& problem, Shared& shared,
   store_wait();
 }
 
-// ---------------------------------------------------------------------------------------------------- the multipliers
-struct Multiplier : Member {
+// ---------------------------------------------------------------------------------------------------- the consumers
+struct Consumer : Member {
   const BackwardSm90& problem;
   Shared& shared;
   const int group;      // warpgroup; the compiler knows it to be the same in all lanes
@@ -118,7 +119,7 @@ struct Multiplier : Member {
 
   // The number of a thread comes through a shuffle: otherwise the compiler reads it again in the loop, which takes 200
   // clocks beside the traffic of the tensor cores.
-  __device__ __forceinline__ Multiplier(const BackwardSm90& problem, Shared& shared, int group)
+  __device__ __forceinline__ Consumer(const BackwardSm90& problem, Shared& shared, int group)
       : Member{int(__shfl_sync(0xffffffffu, threadIdx.x, threadIdx.x % 32) % 128)}, problem(problem), shared(shared),
         group(group) {}
 
@@ -139,14 +140,14 @@ struct Multiplier : Member {
     wgmma_commit();
   }
   // d[64 keys, kDim] += weights[64 keys, queries] * rows[queries, kDim]
-  __device__ __forceinline__ void issue_sums(f32 (&d)[kDim / 2], const u32 (&weights)[kParts][4], const u8* rows) {
+  __device__ __forceinline__ void issue_accum(f32 (&d)[kDim / 2], const u32 (&weights)[kParts][4], const u8* rows) {
     const u64 y = wgmma_descriptor(shared_address(rows), kSlabQ, 1024);
 #pragma unroll
     for (int step = 0; step < kParts; ++step) wgmma<true>(d, true, weights[step], y + step * 2048 / 16);
     wgmma_commit();
   }
   // d = ds[64 queries, keys] * k[keys, columns], for the queries and columns of this half
-  __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfSums], u32 one, int half) {
+  __device__ __forceinline__ void issue_dq(f32 (&d)[kHalfAccum], u32 one, int half) {
     const u64 x = wgmma_descriptor(shared_address(shared.ds[one]) + (kTileQ == 128 ? half * 8192 : 0), 16, 1024);
     const u64 y = wgmma_descriptor(shared_address(shared.k) + (kTileQ == 128 ? 0 : half * (kDim == 128 ? kSlabK : 64)),
                                    kSlabK, 1024);
@@ -159,7 +160,7 @@ struct Multiplier : Member {
 
   // Sets to 0 the weights of keys that a query does not see.
   __device__ __forceinline__ void hide(f32 (&s)[kScoresOfThread], u32 slot) const {
-    wait(shared.shade_full[slot], parity<kSlots>(n));
+    wait(shared.mask_full[slot], parity<kSlots>(n));
     const u32(&seen)[kTileQ][kWords] = shared.seen[slot];
     const int word = group * 2 + warp() / 2, bit = warp() % 2 * 16 + lane() / 4;
 #pragma unroll
@@ -200,9 +201,10 @@ struct Multiplier : Member {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const u32 slot = n % kSlots, one = n % kSlotsOfOne, phase = parity<kSlotsOfOne>(n);
-      f32 s[kScoresOfThread], dp[kScoresOfThread], dq[kHalfSums];
+      f32 s[kScoresOfThread], dp[kScoresOfThread], dq[kHalfAccum];
       float4 statistics[4];
       u32 weights[kParts][4], ds[kParts][4];
+      // 1. Scores, and dO . V behind them.
       wait(shared.q_full[slot], parity<kSlots>(n));
       load_statistics(statistics, shared.lse[slot], lane());
       const int whole = uniform(shared.turns[n % kTurns].whole);
@@ -219,6 +221,7 @@ struct Multiplier : Member {
         settle(dk);  // of the turn before
         if (i > 0) release(shared.q_empty[slot ^ 1]);
       }
+      // 2. Scores become weights, while dO . V is multiplied.
 #pragma unroll
       for (int j = 0; j < kParts; ++j) {
         if (j == 4) load_statistics(statistics, shared.lse[slot] + 64, lane());
@@ -231,6 +234,7 @@ struct Multiplier : Member {
 #pragma unroll
         for (int j = 0; j < kParts; ++j) pack_weights(weights[j], s + 8 * j);
       }
+      // 3. ds from weights and dO . V, for this warpgroup in registers and for both in shared memory.
       wgmma_wait<0>();
       settle(dp);
       if constexpr (kSlotsOfOne == 1) warpgroup_sync(2);  // all warps have read ds of the turn before
@@ -245,8 +249,9 @@ struct Multiplier : Member {
       }
       proxy_fence();
       release(shared.ds_full[one]);
+      // 4. dV, dQ and dK; dQ leaves through shared memory.
       wgmma_fence();
-      issue_sums(dv, weights, shared.dout[one]);
+      issue_accum(dv, weights, shared.dout[one]);
       wait(shared.ds_full[one], phase);
       issue_dq(dq, one, group);
       if constexpr (kGroups == 1) {
@@ -259,7 +264,7 @@ struct Multiplier : Member {
         issue_dq(dq, one, 1);
       }
       wgmma_fence();
-      issue_sums(dk, ds, shared.q[slot]);
+      issue_accum(dk, ds, shared.q[slot]);
       wgmma_wait<1>();
       settle(dq);
       if constexpr (kGroups == 2) {
@@ -292,12 +297,12 @@ struct Multiplier : Member {
     }
   }
 
-  // Puts dQ where the copy engine reads it. A single warpgroup does so for two halves.
-  __device__ __forceinline__ void hand_over(const f32 (&dq)[kHalfSums], int half) {
+  // Puts dQ where TMA reads it. A single warpgroup does so for two halves.
+  __device__ __forceinline__ void hand_over(const f32 (&dq)[kHalfAccum], int half) {
     wait(shared.dq_empty[group], (kGroups == 2 ? n & 1 : half) ^ 1);
     const u32 to = shared_address(shared.dq[group]) + thread * 16;
 #pragma unroll
-    for (int j = 0; j < kHalfSums / 4; ++j)
+    for (int j = 0; j < kHalfAccum / 4; ++j)
       store_words(to + j * 2048, dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
     proxy_fence();
     release(shared.dq_full[half][n % 2]);
@@ -307,33 +312,33 @@ struct Multiplier : Member {
   // Leaves the sums of a share for others. The CTA that comes last adds up those of all shares in their order, so that
   // the result does not depend on which one it is, and returns true.
   __device__ __forceinline__ bool gather(const Item& item) {
-    constexpr int kFours = kDim / 8, kMultipliers = 128 * kGroups;  // 16 bytes of each of two sums; threads
+    constexpr int kFours = kDim / 8, kConsumerThreads = 128 * kGroups;  // 16 bytes of each of two sums; threads
     const BackwardRows& p = problem.rows;
-    float4* all = reinterpret_cast<float4*>(p.partials) + i64(item.cut) * p.shares * (2 * kFours * kMultipliers) +
+    float4* all = reinterpret_cast<float4*>(p.partials) + i64(item.cut) * p.shares * (2 * kFours * kConsumerThreads) +
                   group * 128 + thread;
-    float4* own = all + i64(item.share) * (2 * kFours * kMultipliers);
+    float4* own = all + i64(item.share) * (2 * kFours * kConsumerThreads);
 #pragma unroll
     for (int j = 0; j < kFours; ++j) {
-      own[j * kMultipliers] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
-      own[(kFours + j) * kMultipliers] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
+      own[j * kConsumerThreads] = make_float4(dk[4 * j], dk[4 * j + 1], dk[4 * j + 2], dk[4 * j + 3]);
+      own[(kFours + j) * kConsumerThreads] = make_float4(dv[4 * j], dv[4 * j + 1], dv[4 * j + 2], dv[4 * j + 3]);
     }
     __threadfence();
-    multipliers_sync();
+    consumers_sync();
     int* ticket = b().attention.counters + 2 + item.cut;
     if (group == 0 && thread == 0) {
       shared.is_last = atomicAdd(ticket, 1) == p.shares - 1;
       if (shared.is_last) *ticket = 0;
     }
-    multipliers_sync();
+    consumers_sync();
     if (!shared.is_last) return false;
     __threadfence();
     clear(dk);
     clear(dv);
 #pragma unroll 1
-    for (int share = 0; share < p.shares; ++share, all += 2 * kFours * kMultipliers) {
+    for (int share = 0; share < p.shares; ++share, all += 2 * kFours * kConsumerThreads) {
 #pragma unroll
       for (int j = 0; j < kFours; ++j) {
-        const float4 x = __ldcg(all + j * kMultipliers), y = __ldcg(all + (kFours + j) * kMultipliers);
+        const float4 x = __ldcg(all + j * kConsumerThreads), y = __ldcg(all + (kFours + j) * kConsumerThreads);
         dk[4 * j] += x.x, dk[4 * j + 1] += x.y, dk[4 * j + 2] += x.z, dk[4 * j + 3] += x.w;
         dv[4 * j] += y.x, dv[4 * j + 1] += y.y, dv[4 * j + 2] += y.z, dv[4 * j + 3] += y.w;
       }
@@ -346,12 +351,12 @@ struct Multiplier : Member {
     const Tile& x = y.tile;
     const int first = group * 64 + warp() * 16, key = y.key + first, rows = x.keys - key;
     u8* staged = shared.ds[0] + first * 128;
-    multipliers_sync();
+    consumers_sync();
     u32 redo = write_rows(dv, 1.f, staged, at(b().dv, b().dv_strides, x.batch, x.head, key), b().dv_strides, rows,
                      b().attention.value_dim);
     redo |= write_rows(dk, b().factor, staged, at(b().dk, b().dk_strides, x.batch, x.head, key), b().dk_strides, rows,
                   b().attention.head_dim);
-    multipliers_sync();
+    consumers_sync();
 #pragma unroll 1
     for (; redo; redo &= redo - 1) write_key_again(problem.rows, y, key + __ffs(redo) - 1);
   }
@@ -361,6 +366,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
+
+  // One thread sets up the barriers.
   if (threadIdx.x == 0) {
     prefetch_map(&problem.q);
     prefetch_map(&problem.k);
@@ -370,7 +377,7 @@ attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
     constexpr int kWarps = 4 * kGroups;
     init(shared.k_full, 1), init(shared.k_empty, kWarps), init(shared.v_full, 1), init(shared.v_empty, kWarps);
     for (int i = 0; i < kSlots; ++i)
-      init(shared.q_full[i], 1), init(shared.q_empty[i], kWarps), init(shared.shade_full[i], kShaders);
+      init(shared.q_full[i], 1), init(shared.q_empty[i], kWarps), init(shared.mask_full[i], kMaskWarps);
     for (int i = 0; i < kSlotsOfOne; ++i)
       init(shared.dout_full[i], 1), init(shared.dout_empty[i], kWarps), init(shared.ds_full[i], kWarps);
     for (int i = 0; i < kTurns; ++i) init(shared.turn_full[i], 1);
@@ -379,14 +386,16 @@ attention_backward_sm90(const __grid_constant__ BackwardSm90 problem) {
     barrier_init_fence();
   }
   __syncthreads();
+
+  // The first four warps are producers: copies, additions to dQ, mask bits. The others compute dK, dV and dQ.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp >= 4) {
-    more_registers<kMany>();
-    Multiplier(problem, shared, kGroups == 1 ? 0 : warp / 4 - 1).run();
+    more_registers<kConsumerRegisters>();
+    Consumer(problem, shared, kGroups == 1 ? 0 : warp / 4 - 1).run();
   } else {
-    fewer_registers<kFew>();
-    if (warp == 0) feed(problem, shared);
+    fewer_registers<kProducerRegisters>();
+    if (warp == 0) produce(problem, shared);
     else if (warp <= kAdders) add(problem, shared, warp - 1);
-    else shade(problem, shared, threadIdx.x - 32 * (1 + kAdders));
+    else compute_mask_bits(problem, shared, threadIdx.x - 32 * (1 + kAdders));
   }
 }

@@ -13,8 +13,8 @@
 
 constexpr int kRowGroups = kTileQ / 64, kShares = SHARES, kSlots = SLOTS;
 constexpr int kConsumers = kRowGroups * kShares, kThreads = 128 * kConsumers;
-constexpr int kSteps = kHeadDim / 16, kSums = kHeadDim / 2, kSlabs = kHeadDim / 64;  // a slab has 64 columns
-constexpr int kScoreSums = kTileK / 2, kWeightSteps = kTileK / 16;
+constexpr int kSteps = kHeadDim / 16, kAccum = kHeadDim / 2, kSlabs = kHeadDim / 64;  // a slab has 64 columns
+constexpr int kScoreAccum = kTileK / 2, kWeightSteps = kTileK / 16;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
 static_assert(kHeadDim == kValueDim && kHeadDim % 64 == 0 && kTileK % 64 == 0, "whole slabs and products");
 static_assert(kScores == kPlain && sizeof(Element) == 2 && sizeof(Out) == 2, "scores need the scale alone");
@@ -23,7 +23,7 @@ constexpr f32 kMostSum = 16384.f;  // largest sum of a thread's weights of a row
 
 // What a warpgroup of a later share hands to the first one, in the memory of keys and values.
 struct Share {
-  f32 sums[kSums][128], top_x[128], top_y[128], total_x[128], total_y[128];
+  f32 accum[kAccum][128], row_max_x[128], row_max_y[128], row_sum_x[128], row_sum_y[128];
 };
 struct alignas(1024) Shared {
   u8 q[kSlabs * kSlabQ];  // the queries, then the result before it is stored
@@ -97,22 +97,22 @@ __device__ __forceinline__ void copy_first(const AttentionSm90& problem, Shared&
   }
 }
 
-// ---------------------------------------------------------------------------------------------------- the multipliers
+// ---------------------------------------------------------------------------------------------------- the consumers
 // Scores of a tile of keys are issued together with the weighted values of the tile before, and weighed meanwhile. The
 // maximum is that of a row's first tile, unless weights become large: the result is as exact as with the true maximum.
 // 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a result that is
 // not finite are recomputed exactly by attend_row.
-struct Multiplier {
+struct Consumer {
   const AttentionSm90& problem;
   Shared& shared;
   const OwnTile& x;
   const int rows, share;  // which 64 queries, and which tiles of keys
-  f32 scores[kScoreSums], sums[kSums];
+  f32 scores[kScoreAccum], accum[kAccum];
   u32 weights[kWeightSteps][4];
-  Two top, total;  // a maximum times log2(e); sum of the weights of this thread's columns
+  Two row_max, row_sum;  // a maximum times log2(e); sum of the weights of this thread's columns
   bool open = true, rounded = false;  // of the warp: a row has no maximum yet; a maximum is above kLarge
 
-  __device__ __forceinline__ Multiplier(const AttentionSm90& problem, Shared& shared, const OwnTile& x, int group)
+  __device__ __forceinline__ Consumer(const AttentionSm90& problem, Shared& shared, const OwnTile& x, int group)
       : problem(problem), shared(shared), x(x), rows(group % kRowGroups), share(group / kRowGroups) {}
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
@@ -134,12 +134,12 @@ struct Multiplier {
     wgmma_commit();
   }
   // Starts sums += weights * values.
-  __device__ __forceinline__ void issue_sums(int t) {
+  __device__ __forceinline__ void issue_accum(int t) {
     wait(shared.v_full[t % kSlots], parity<kSlots>(t));
     const u64 b = wgmma_descriptor(shared_address(shared.v[t % kSlots]), kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kWeightSteps; ++i) wgmma<true>(sums, true, weights[i], b + i * 2048 / 16);
+    for (int i = 0; i < kWeightSteps; ++i) wgmma<true>(accum, true, weights[i], b + i * 2048 / 16);
     wgmma_commit();
   }
 
@@ -150,7 +150,7 @@ struct Multiplier {
     const int row = x.row + warp_row() + lane() / 4, column = key + lane() % 4 * 2;
     const int from = row + x.low - column, end = x.keys - 1 - column, to = row + x.high - column;
 #pragma unroll
-    for (int i = 0; i < kScoreSums; ++i) {
+    for (int i = 0; i < kScoreAccum; ++i) {
       const int at = i / 4 * 8 + i % 2, down = i / 2 % 2 * 8;
       scores[i] = at >= from + down && at <= min(to + down, end) ? scores[i] : kHidden;
     }
@@ -166,14 +166,14 @@ struct Multiplier {
     return over_quad_max({fmaxf(even.x, odd.x), fmaxf(even.y, odd.y)});
   }
   // Scores become weights; returns their sums over this thread's columns.
-  template <bool kRounded> __device__ __forceinline__ Two weigh_with() {
+  template <bool kRounded> __device__ __forceinline__ Two compute_weights_with() {
     const f32 by = scale();
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < kTileK / 8; ++j) {
       f32* s = scores + 4 * j;
-      s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
-      s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
+      s[0] = exp2_of(fmaf(s[0], by, -row_max.x)), s[1] = exp2_of(fmaf(s[1], by, -row_max.x));
+      s[2] = exp2_of(fmaf(s[2], by, -row_max.y)), s[3] = exp2_of(fmaf(s[3], by, -row_max.y));
       if constexpr (kRounded) {
         const u32 upper = pack<Element>(s[0], s[1]), lower = pack<Element>(s[2], s[3]);
         s[0] = low_of<Element>(upper), s[1] = high_of<Element>(upper);
@@ -189,12 +189,12 @@ struct Multiplier {
   // hidden keys and are dropped. A large maximum is itself rounded, and the weight of its key is not 1. Then weights
   // are summed as they will be multiplied, in 16 bits: the error of a weight that dominates all others cancels out.
   __device__ __forceinline__ Two open_rows() {
-    const Two now = highest(), fade = {top.x == nothing() ? 0.f : 1.f, top.y == nothing() ? 0.f : 1.f};
-    top = {fade.x == 0.f ? now.x * scale() : top.x, fade.y == 0.f ? now.y * scale() : top.y};
-    const bool none_x = top.x == nothing(), none_y = top.y == nothing();
+    const Two now = highest(), rescale = {row_max.x == nothing() ? 0.f : 1.f, row_max.y == nothing() ? 0.f : 1.f};
+    row_max = {rescale.x == 0.f ? now.x * scale() : row_max.x, rescale.y == 0.f ? now.y * scale() : row_max.y};
+    const bool none_x = row_max.x == nothing(), none_y = row_max.y == nothing();
     open = __any_sync(0xffffffffu, none_x | none_y);
-    rounded = __any_sync(0xffffffffu, (fabsf(top.x) > kLarge && !none_x) | (fabsf(top.y) > kLarge && !none_y));
-    return fade;
+    rounded = __any_sync(0xffffffffu, (fabsf(row_max.x) > kLarge && !none_x) | (fabsf(row_max.y) > kLarge && !none_y));
+    return rescale;
   }
   // The maximum was too low: the weights are scaled by powers of two, which is exact, to at most 1; returns the
   // factor. Weights that are infinite make the sum so, and the query is recomputed.
@@ -202,17 +202,17 @@ struct Multiplier {
     const Two most = highest();
     const auto power = [](f32 x) { return x > 1.f ? min(int(__float_as_uint(x) >> 23) - 126, 126) : 0; };
     const int x = power(most.x), y = power(most.y);
-    const Two fade = {__uint_as_float(u32(127 - x) << 23), __uint_as_float(u32(127 - y) << 23)};
-    top = {top.x + f32(x), top.y + f32(y)};
-    rounded |= __any_sync(0xffffffffu, (x > 0 && fabsf(top.x) > kLarge) | (y > 0 && fabsf(top.y) > kLarge)) != 0;
-    added = {added.x * fade.x, added.y * fade.y};
+    const Two rescale = {__uint_as_float(u32(127 - x) << 23), __uint_as_float(u32(127 - y) << 23)};
+    row_max = {row_max.x + f32(x), row_max.y + f32(y)};
+    rounded |= __any_sync(0xffffffffu, (x > 0 && fabsf(row_max.x) > kLarge) | (y > 0 && fabsf(row_max.y) > kLarge)) != 0;
+    added = {added.x * rescale.x, added.y * rescale.y};
 #pragma unroll
-    for (int i = 0; i < kScoreSums; ++i) scores[i] *= i % 4 < 2 ? fade.x : fade.y;
-    return fade;
+    for (int i = 0; i < kScoreAccum; ++i) scores[i] *= i % 4 < 2 ? rescale.x : rescale.y;
+    return rescale;
   }
-  __device__ __forceinline__ void fade_sums(Two by) {
+  __device__ __forceinline__ void rescale_accum(Two by) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] *= i % 4 < 2 ? by.x : by.y;
+    for (int i = 0; i < kAccum; ++i) accum[i] *= i % 4 < 2 ? by.x : by.y;
   }
   __device__ __forceinline__ void take_weights() {
 #pragma unroll
@@ -239,40 +239,40 @@ struct Multiplier {
 
   __device__ __forceinline__ void attend() {
     const int count = x.last - x.first;
-    top = {nothing(), nothing()};
-    total = {0.f, 0.f};
+    row_max = {nothing(), nothing()};
+    row_sum = {0.f, 0.f};
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] = 0.f;
+    for (int i = 0; i < kAccum; ++i) accum[i] = 0.f;
     wait(shared.q_full, 0);
     int t = share;
 #pragma unroll 1
     for (; t < count; t += kShares) {
       issue_scores(t);
-      if (t > share) issue_sums(t - kShares);
+      if (t > share) issue_accum(t - kShares);
       else wgmma_fence(), wgmma_commit();  // an empty group, so that the scores are the last but one
       refill(t);
       wgmma_wait<1>();
       settle(scores);
       release(shared.k_empty[t % kSlots]);
       hide(key_of(x, t));
-      Two fade = {1.f, 1.f};
-      bool fades = open;
-      if (open) fade = open_rows();
-      Two added = rounded ? weigh_with<true>() : weigh_with<false>();
+      Two rescale = {1.f, 1.f};
+      bool rescales = open;
+      if (open) rescale = open_rows();
+      Two added = rounded ? compute_weights_with<true>() : compute_weights_with<false>();
       if (__any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum))) {
         const Two by = lower(added);
-        fade = {fade.x * by.x, fade.y * by.y}, fades = true;
+        rescale = {rescale.x * by.x, rescale.y * by.y}, rescales = true;
       }
-      total = {fmaf(total.x, fade.x, added.x), fmaf(total.y, fade.y, added.y)};
+      row_sum = {fmaf(row_sum.x, rescale.x, added.x), fmaf(row_sum.y, rescale.y, added.y)};
       wgmma_wait<0>();
-      settle(sums);
+      settle(accum);
       if (t > share) release(shared.v_empty[(t - kShares) % kSlots]);
       take_weights();
-      if (fades) fade_sums(fade);
+      if (rescales) rescale_accum(rescale);
     }
-    if (t > share) issue_sums(t - kShares);
+    if (t > share) issue_accum(t - kShares);
     wgmma_wait<0>();
-    settle(sums);
+    settle(accum);
   }
 
   // The first share adds the others to its own.
@@ -283,40 +283,40 @@ struct Multiplier {
     if (share > 0) {
       Share& to = shared.shares[(share - 1) * kRowGroups + rows];
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) to.sums[i][thread] = sums[i];
-      to.top_x[thread] = top.x, to.top_y[thread] = top.y, to.total_x[thread] = total.x, to.total_y[thread] = total.y;
+      for (int i = 0; i < kAccum; ++i) to.accum[i][thread] = accum[i];
+      to.row_max_x[thread] = row_max.x, to.row_max_y[thread] = row_max.y, to.row_sum_x[thread] = row_sum.x, to.row_sum_y[thread] = row_sum.y;
     }
     __syncthreads();
     if (share > 0) return;
 #pragma unroll 1
     for (int s = 1; s < kShares; ++s) {
       const Share& from = shared.shares[(s - 1) * kRowGroups + rows];
-      const Two other = {from.top_x[thread], from.top_y[thread]};
-      const Two now = {fmaxf(top.x, other.x), fmaxf(top.y, other.y)};
-      const Two fade = {exp2_of(top.x - now.x), exp2_of(top.y - now.y)};
+      const Two other = {from.row_max_x[thread], from.row_max_y[thread]};
+      const Two now = {fmaxf(row_max.x, other.x), fmaxf(row_max.y, other.y)};
+      const Two rescale = {exp2_of(row_max.x - now.x), exp2_of(row_max.y - now.y)};
       const Two by = {exp2_of(other.x - now.x), exp2_of(other.y - now.y)};
-      top = now;
-      total = {total.x * fade.x + from.total_x[thread] * by.x, total.y * fade.y + from.total_y[thread] * by.y};
+      row_max = now;
+      row_sum = {row_sum.x * rescale.x + from.row_sum_x[thread] * by.x, row_sum.y * rescale.y + from.row_sum_y[thread] * by.y};
 #pragma unroll
-      for (int i = 0; i < kSums; ++i)
-        sums[i] = sums[i] * (i % 4 < 2 ? fade.x : fade.y) + from.sums[i][thread] * (i % 4 < 2 ? by.x : by.y);
+      for (int i = 0; i < kAccum; ++i)
+        accum[i] = accum[i] * (i % 4 < 2 ? rescale.x : rescale.y) + from.accum[i][thread] * (i % 4 < 2 ? by.x : by.y);
     }
   }
 
   // All weights are known: stores the logarithms of their sums, and returns the factors of the result. A factor is NaN
   // where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
-    total = over_quad_sum(total);
+    row_sum = over_quad_sum(row_sum);
     const int row = x.row + warp_row() + lane() / 4;
     if (a().lse && lane() % 4 == 0) {
-      if (row < x.rows) a().lse[lse_place(row)] = (top.x + log2_of(total.x)) * 0.6931471805599453f;
-      if (row + 8 < x.rows) a().lse[lse_place(row + 8)] = (top.y + log2_of(total.y)) * 0.6931471805599453f;
+      if (row < x.rows) a().lse[lse_place(row)] = (row_max.x + log2_of(row_sum.x)) * 0.6931471805599453f;
+      if (row + 8 < x.rows) a().lse[lse_place(row + 8)] = (row_max.y + log2_of(row_sum.y)) * 0.6931471805599453f;
     }
-    const auto factor = [&](f32 top, f32 total) {
-      const bool good = top != nothing() && total >= kLeastTotal && total <= kMostTotal;
-      return good ? __fdividef(1.f, total) : __int_as_float(0x7fffffff);
+    const auto factor = [&](f32 row_max, f32 row_sum) {
+      const bool good = row_max != nothing() && row_sum >= kLeastRowSum && row_sum <= kMostRowSum;
+      return good ? __fdividef(1.f, row_sum) : __int_as_float(0x7fffffff);
     };
-    return {factor(top.x, total.x), factor(top.y, total.y)};
+    return {factor(row_max.x, row_sum.x), factor(row_max.y, row_sum.y)};
   }
   __device__ __forceinline__ i64 lse_place(int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;
@@ -333,7 +333,7 @@ struct Multiplier {
     u32 bad_x = 0, bad_y = 0;  // not zero if any element of the row is not finite
 #pragma unroll
     for (int j = 0; j < kHeadDim / 16; ++j) {
-      const f32* d = sums + 8 * j;
+      const f32* d = accum + 8 * j;
       const u32 w[4] = {pack<Out>(d[0] * by.x, d[1] * by.x), pack<Out>(d[2] * by.y, d[3] * by.y),
                         pack<Out>(d[4] * by.x, d[5] * by.x), pack<Out>(d[6] * by.y, d[7] * by.y)};
       store_matrix_x4<false>(place + staged(line, j * 16 + lane() / 16 * 8), w[0], w[1], w[2], w[3]);
@@ -376,8 +376,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
   __syncthreads();
   copy_first(problem, shared, x, warp);
   __syncwarp();
-  Multiplier multiplier(problem, shared, x, warp / 4);
-  multiplier.attend();
-  multiplier.add_shares();
-  if (multiplier.share == 0) multiplier.finish(multiplier.close());
+  Consumer consumer(problem, shared, x, warp / 4);
+  consumer.attend();
+  consumer.add_shares();
+  if (consumer.share == 0) consumer.finish(consumer.close());
 }

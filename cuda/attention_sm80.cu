@@ -39,23 +39,23 @@ using Keys = Lines<kHeadDim>;
 using Values = Lines<kValueDim>;
 
 // ---------------------------------------------------------------------------------- a warp's queries
-struct Multiplier {
+struct QueryTile {
   const Attention& a;
   Shared& shared;
-  f32 scores[kSlabs][kTileK / 8][4], sums[kSlabs][kValueDim / 8][4];
+  f32 scores[kSlabs][kTileK / 8][4], accum[kSlabs][kValueDim / 8][4];
   u32 queries[kFromRegisters ? kSlabs : 1][kFromRegisters ? kHeadDim / 16 : 1][4];
   // For rows lane / 4 and 8 + lane / 4 of a slab: the number that is subtracted from scores, times log2(e), and the sum
   // of the weights of this thread's columns.
-  f32 top[kSlabs][2], total[kSlabs][2];
+  f32 row_max[kSlabs][2], row_sum[kSlabs][2];
   u32 words[kWords];  // unless all see all: which keys row lane % kRows sees
 
-  __device__ __forceinline__ Multiplier(const Attention& a, Shared& shared) : a(a), shared(shared) {
+  __device__ __forceinline__ QueryTile(const Attention& a, Shared& shared) : a(a), shared(shared) {
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
-      top[m][0] = top[m][1] = nothing();
-      total[m][0] = total[m][1] = 0.f;
+      row_max[m][0] = row_max[m][1] = nothing();
+      row_sum[m][0] = row_sum[m][1] = 0.f;
 #pragma unroll
-      for (int j = 0; j < kValueDim / 8; ++j) sums[m][j][0] = sums[m][j][1] = sums[m][j][2] = sums[m][j][3] = 0.f;
+      for (int j = 0; j < kValueDim / 8; ++j) accum[m][j][0] = accum[m][j][1] = accum[m][j][2] = accum[m][j][3] = 0.f;
     }
   }
 
@@ -156,7 +156,7 @@ struct Multiplier {
 
   // Raises the number that is subtracted if scores lie far above it; earlier sums are scaled down.
   __device__ __forceinline__ void raise() {
-    f32 fade[kSlabs][2];
+    f32 rescale[kSlabs][2];
     bool any = false;
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m)
@@ -171,20 +171,20 @@ struct Multiplier {
         f32 most = fmaxf(even, odd);
         most = fmaxf(most, __shfl_xor_sync(kAll, most, 1));
         most = fmaxf(most, __shfl_xor_sync(kAll, most, 2)) * scale();
-        const bool higher = most > top[m][half] + kLag;
-        const f32 to = higher ? most : top[m][half];
-        fade[m][half] = exp2_of(top[m][half] - to);
-        top[m][half] = to;
+        const bool higher = most > row_max[m][half] + kLag;
+        const f32 to = higher ? most : row_max[m][half];
+        rescale[m][half] = exp2_of(row_max[m][half] - to);
+        row_max[m][half] = to;
         any |= higher;
       }
     if (!__any_sync(kAll, any)) return;
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
-      total[m][0] *= fade[m][0], total[m][1] *= fade[m][1];
+      row_sum[m][0] *= rescale[m][0], row_sum[m][1] *= rescale[m][1];
 #pragma unroll
       for (int j = 0; j < kValueDim / 8; ++j) {
-        sums[m][j][0] *= fade[m][0], sums[m][j][1] *= fade[m][0];
-        sums[m][j][2] *= fade[m][1], sums[m][j][3] *= fade[m][1];
+        accum[m][j][0] *= rescale[m][0], accum[m][j][1] *= rescale[m][0];
+        accum[m][j][2] *= rescale[m][1], accum[m][j][3] *= rescale[m][1];
       }
     }
   }
@@ -193,8 +193,8 @@ struct Multiplier {
   __device__ __forceinline__ void weigh(int sixteen, int i) {
     const int m = i / 8, half = i / 2 % 2;
     f32& s = scores[m][2 * sixteen + i / 4 % 2][i % 4];
-    s = exp2_of(fmaf(s, scale(), -top[m][half]));
-    total[m][half] += s;
+    s = exp2_of(fmaf(s, scale(), -row_max[m][half]));
+    row_sum[m][half] += s;
   }
   // sums += weights * values
   __device__ __forceinline__ void multiply_values(u32 tile) {
@@ -218,8 +218,8 @@ struct Multiplier {
         load_matrices<true>(y, at + step * 16 * Values::kBytes + Values::place(j, lane() / 16, row));
 #pragma unroll
         for (int m = 0; m < kSlabs; ++m) {
-          multiply(sums[m][2 * j], x[m], y[0], y[1]);
-          multiply(sums[m][2 * j + 1], x[m], y[2], y[3]);
+          multiply(accum[m][2 * j], x[m], y[0], y[1]);
+          multiply(accum[m][2 * j + 1], x[m], y[2], y[3]);
         }
         if (step + 1 < kTileK / 16) {
 #pragma unroll
@@ -245,7 +245,7 @@ struct Multiplier {
     for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        f32 all = total[m][half];
+        f32 all = row_sum[m][half];
         all += __shfl_xor_sync(kAll, all, 1);
         all += __shfl_xor_sync(kAll, all, 2);
         const int own = int(first_row() + m * 16 + half * 8 + lane() / 4), row = x.row + own;
@@ -256,14 +256,14 @@ struct Multiplier {
         for (int j = 0; j < kValueDim / 8; ++j)
 #pragma unroll
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            sums[m][j][i] = none ? 0.f : sums[m][j][i] * by;
-            bad = fmaf(sums[m][j][i], 0.f, bad);
+            accum[m][j][i] = none ? 0.f : accum[m][j][i] * by;
+            bad = fmaf(accum[m][j][i], 0.f, bad);
           }
         if (a.lse && lane() % 4 == 0 && row < x.rows)
           a.lse[lse_place(row)] =
-              none ? -__int_as_float(0x7f800000) : (top[m][half] + log2_of(all)) * 0.6931471805599453f;
+              none ? -__int_as_float(0x7f800000) : (row_max[m][half] + log2_of(all)) * 0.6931471805599453f;
         // If all scores are -inf, the number that is subtracted has never been raised.
-        const bool good = none || (bad == 0.f && all > 0.f && top[m][half] != nothing());
+        const bool good = none || (bad == 0.f && all > 0.f && row_max[m][half] != nothing());
         u32 wrong = __ballot_sync(kAll, row < x.rows && !good);
         wrong |= wrong >> 1;
         redo |= ((wrong | wrong >> 2) & 0x11111111u) << (2 * m + half);
@@ -293,7 +293,7 @@ struct Multiplier {
           for (int j = 0; j < kValueDim / 8; ++j) {
             const u32 down = m * 16 + half * 8 + lane() / 4;
             *reinterpret_cast<u32*>(staged + down * Values::kBytes + Values::place(j / 2, j % 2, down) +
-                                    lane() % 4 * 4) = pack<Out>(sums[m][j][2 * half], sums[m][j][2 * half + 1]);
+                                    lane() % 4 * 4) = pack<Out>(accum[m][j][2 * half], accum[m][j][2 * half + 1]);
           }
       __syncwarp();
 #pragma unroll 4
@@ -319,7 +319,7 @@ struct Multiplier {
 #pragma unroll
         for (int j = 0; j < kValueDim / 8; ++j) {
           const int d = j * 8 + int(lane() % 4) * 2;
-          const f32 y0 = sums[m][j][2 * half], y1 = sums[m][j][2 * half + 1];
+          const f32 y0 = accum[m][j][2 * half], y1 = accum[m][j][2 * half + 1];
           if (sizeof(Out) == 4 && aligned && d + 1 < a.value_dim) {
             *reinterpret_cast<float2*>(to + d) = make_float2(y0, y1);
           } else {
@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     Values::copy<kTileK>(shared_address(shared.ring[stage]), shared.v + key * a.v_strides.row, a.v_strides.row,
                          x.keys - key, a.value_dim);
   };
-  Multiplier multiplier(a, shared);
+  QueryTile own(a, shared);
   if (count() > 0) {
     look_up(0);
     const Element* from = a.q + x.batch * a.q_strides.batch + x.head * a.q_strides.head + x.row * a.q_strides.row;
@@ -391,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
     }
     copy_wait<kStages - 2>();
     __syncthreads();
-    multiplier.load_queries();
+    own.load_queries();
 #pragma unroll 1
     for (int n = 0; n < count(); ++n) {
       // Turn 2 n: keys. The stage of the turn before is free, since all warps are done with it.
@@ -402,14 +402,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
       else if (n + 1 < count()) copy_keys((turn + 2) % kStages, key_number(n + 1));
       copy_commit();
       if (n % 32 == 30) look_up(n + 2);
+      // Scores, and the maxima that they raise.
       const Entry entry = entry_number(n);
-      const bool seen = multiplier.look(entry);
+      const bool seen = own.look(entry);
       if (seen) {
-        multiplier.multiply_keys(shared_address(shared.ring[turn % kStages]));
-        multiplier.shape_scores(entry.whole);
-        multiplier.raise();
+        own.multiply_keys(shared_address(shared.ring[turn % kStages]));
+        own.shape_scores(entry.whole);
+        own.raise();
       }
-      // Turn 2 n + 1: values.
+      // Turn 2 n + 1: values, among which scores become weights.
       copy_wait<kStages - 2>();
       __syncthreads();
       if (n + 1 < count()) {
@@ -417,8 +418,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
         else copy_values((turn + 3) % kStages, key_number(n + 1));
       }
       copy_commit();
-      if (seen) multiplier.multiply_values(shared_address(shared.ring[(turn + 1) % kStages]));
+      if (seen) own.multiply_values(shared_address(shared.ring[(turn + 1) % kStages]));
     }
   }
-  multiplier.finish();
+  own.finish();
 }

@@ -10,11 +10,11 @@
 // Two warpgroups for heads of up to 128 columns; three for plain attention of 64, where products and exponentials take
 // as long; one, with two CTAs, for small blocks and few queries. fp8 keeps 13 bits of sums in the tensor cores: every
 // 1024 keys they are added up in float32.
-#include "common/attention_sm90_feeders.cuh"
+#include "common/attention_sm90_producers.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"
 
-// ---------------------------------------------------------------------------------------------------- the multipliers
+// ---------------------------------------------------------------------------------------------------- the consumers
 // A warpgroup issues the scores of one tile of keys together with the weighted values of the tile before, and computes
 // the exponentials of the scores while the values are multiplied. The row maximum is exact for the first tile of keys
 // only. Later tiles are weighted with the maximum so far. If their sums show that it was too low, it is raised, and
@@ -25,21 +25,21 @@
 // therefore added up in float32 every 1024 keys if shared memory has room for them.
 // 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a non-finite
 // result are recomputed exactly by attend_row.
-struct Multiplier {
+struct Consumer {
   const AttentionSm90& problem;
   Shared& shared;
   const int group;          // warpgroup; the compiler knows it to be the same in all lanes
   u32 tile = 0, entry = 0;  // numbers of the tile, and of the entry whose keys are next or in use
-  f32 scores[kScoreSums], sums[kSums];
+  f32 scores[kScoreAccum], accum[kAccum];
   u32 weights[kWeightSteps][4], next[kFp8 ? kWeightSteps : 1][4], queries[kFromRegisters ? kSteps : 1][4];
-  Two top, total;   // maximum so far times log2(e), less kHeadroom; sum of the weights of this thread's columns
-  int hot = 0;      // number of tiles in which the maximum is computed first
-  int shade;        // of the entry, see Shared::shades
+  Two row_max, row_sum;   // maximum so far times log2(e), less kHeadroom; sum of the weights of this thread's columns
+  int exact_max_tiles = 0;  // number of tiles in which the maximum is computed first
+  int mask;         // of the entry, see Shared::masks
   f32 fp8_scale;    // of the tile whose scores are being processed
   bool has_kept = false;
-  Two kept_fade = {1.f, 1.f};  // factor of the kept sums
+  Two kept_rescale = {1.f, 1.f};  // factor of the kept sums
 
-  __device__ __forceinline__ Multiplier(const AttentionSm90& problem, Shared& shared, int group)
+  __device__ __forceinline__ Consumer(const AttentionSm90& problem, Shared& shared, int group)
       : problem(problem), shared(shared), group(group) {}
 
   // These are computed each time, to save registers.
@@ -49,7 +49,7 @@ struct Multiplier {
   __device__ __forceinline__ const Attention& a() const { return problem.attention; }
   __device__ __forceinline__ f32 tile_scale() const { return kFp8 ? fp8_scale : a().scale; }
   __device__ __forceinline__ f32 scale() const { return kScores == kPlain ? tile_scale() : 1.f; }
-  // A maximum of scores in the form of `top`.
+  // A maximum of scores in the form of `row_max`.
   static __device__ __forceinline__ f32 level(f32 score, f32 scale) {
     return kFp8 ? fmaf(score, scale, -f32(kHeadroom)) : score * scale;
   }
@@ -83,14 +83,14 @@ struct Multiplier {
     wgmma_commit();
   }
   // Starts sums += weights * values.
-  __device__ __forceinline__ void issue_sums(u32 n) {
+  __device__ __forceinline__ void issue_accum(u32 n) {
     wait(shared.v_full[n % kStages], parity<kStages>(n));
     const u32 values = shared_address(shared.v[n % kStages]);
     const u64 b = kFp8 ? wgmma_descriptor(values, 16, 8 * kTileK, kTileK) : wgmma_descriptor(values, kSlabK, 1024);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step)
-      wgmma<!kFp8>(sums, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
+      wgmma<!kFp8>(accum, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
   // Computes the scores of this warp once more. `e` is the number of the entry in the list of the tile. Where other keys
@@ -102,7 +102,7 @@ struct Multiplier {
     const Element* head = a().k + x.batch * a().k_strides.batch + x.head / a().group * a().k_strides.head;
     const u32 slot = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
-    for (int i = 0; i < kScoreSums; ++i) scores[i] = 0.f;
+    for (int i = 0; i < kScoreAccum; ++i) scores[i] = 0.f;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
       u32 q[4];
@@ -151,7 +151,7 @@ struct Multiplier {
   __device__ __forceinline__ void apply_softcap() {
     if constexpr (kScores != kPlain) {
 #pragma unroll
-      for (int i = 0; i < kScoreSums; ++i) scores[i] = score_of(a(), tile_scale(), scores[i]);
+      for (int i = 0; i < kScoreAccum; ++i) scores[i] = score_of(a(), tile_scale(), scores[i]);
     }
   }
   // Hides keys that are not seen by this thread's two queries, whose words of seen keys are given.
@@ -172,10 +172,10 @@ struct Multiplier {
   // Applies the softcap, and hides keys that are not seen.
   __device__ __forceinline__ void shape_scores() {
     apply_softcap();
-    if (shade < 0) return;
-    wait(shared.shade_full[shade % kStages], parity<kStages>(shade));
+    if (mask < 0) return;
+    wait(shared.mask_full[mask % kStages], parity<kStages>(mask));
     const int thread = unknown_thread(), row = thread / 32 * 16 + thread % 32 / 4;
-    hide(thread, shared.seen[shade % kStages][row], shared.seen[shade % kStages][row + 8]);
+    hide(thread, shared.seen[mask % kStages][row], shared.seen[mask % kStages][row + 8]);
   }
   // The largest of a row's scores, or weights.
   __device__ __forceinline__ Two highest() const {
@@ -193,14 +193,14 @@ struct Multiplier {
     return {level(m.x, scale()), level(m.y, scale())};
   }
   // Scores become weights; returns their sums over this thread's columns.
-  template <bool kRounded> __device__ __forceinline__ Two weigh_with() {
+  template <bool kRounded> __device__ __forceinline__ Two compute_weights_with() {
     const f32 by = scale();
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < kTileK / 8; ++j) {
       f32* s = scores + 4 * j;
-      s[0] = exp2_of(fmaf(s[0], by, -top.x)), s[1] = exp2_of(fmaf(s[1], by, -top.x));
-      s[2] = exp2_of(fmaf(s[2], by, -top.y)), s[3] = exp2_of(fmaf(s[3], by, -top.y));
+      s[0] = exp2_of(fmaf(s[0], by, -row_max.x)), s[1] = exp2_of(fmaf(s[1], by, -row_max.x));
+      s[2] = exp2_of(fmaf(s[2], by, -row_max.y)), s[3] = exp2_of(fmaf(s[3], by, -row_max.y));
       if constexpr (kRounded) round_four(s);
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
@@ -226,16 +226,16 @@ struct Multiplier {
   // multiplied, in 16 bits: the error of a weight that dominates all others cancels out.
   __device__ __forceinline__ bool is_large() const {
     if constexpr (kFp8) return false;
-    const auto large = [&](f32 top) { return fabsf(top) > kLarge && top != nothing(); };
-    return __any_sync(0xffffffffu, large(top.x) | large(top.y));
+    const auto large = [&](f32 row_max) { return fabsf(row_max) > kLarge && row_max != nothing(); };
+    return __any_sync(0xffffffffu, large(row_max.x) | large(row_max.y));
   }
   // The maximum of a row that has seen no key, and whether the warp has such a row: by a ballot, since after a vote here
   // the compiler assumes lanes that diverge.
   __device__ __forceinline__ f32 nothing() const { return level(kHidden, scale()); }
   __device__ __forceinline__ bool is_open() const {
-    return __ballot_sync(0xffffffffu, fminf(top.x, top.y) <= nothing()) != 0;
+    return __ballot_sync(0xffffffffu, fminf(row_max.x, row_max.y) <= nothing()) != 0;
   }
-  __device__ __forceinline__ Two weigh() { return is_large() ? weigh_with<true>() : weigh_with<false>(); }
+  __device__ __forceinline__ Two compute_weights() { return is_large() ? compute_weights_with<true>() : compute_weights_with<false>(); }
   // Weights in fp8 are packed while the earlier ones are still multiplied. A step has 32 keys: two neighbouring scores,
   // and the two that are 8 keys later.
   __device__ __forceinline__ void pack_next() {
@@ -255,7 +255,7 @@ struct Multiplier {
     }
   }
   // Whether a weight is the largest fp8 number, 0x7e.
-  __device__ __forceinline__ bool is_full() const {
+  __device__ __forceinline__ bool is_saturated() const {
     u32 full = 0;
 #pragma unroll
     for (int i = 0; i < kWeightSteps * 4; ++i) full |= next[kFp8 ? i / 4 : 0][i % 4] + 0x02020202u;
@@ -266,47 +266,48 @@ struct Multiplier {
     return __any_sync(0xffffffffu, !(fmaxf(added.x, added.y) <= kMostSum));
   }
   __device__ __forceinline__ bool too_low(Two added) const {
-    return are_large(added) && (!kFp8 || __any_sync(0xffffffffu, is_full()));
+    return are_large(added) && (!kFp8 || __any_sync(0xffffffffu, is_saturated()));
   }
-  // With the exact maximum, weights are full only if rounding a huge maximum has cut them: then the queries are
+  // With the exact maximum, weights are saturated only if rounding a huge maximum has cut them: then the queries are
   // recomputed. By the vote the compiler knows that the warp has converged, and has the loop in uniform registers.
-  __device__ __forceinline__ void spoil_if_full() {
+  __device__ __forceinline__ void mark_nan_if_saturated() {
     if constexpr (!kFp8) return;
-    const bool full = is_full();
-    if (__any_sync(0xffffffffu, full) && full) total = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
+    const bool saturated = is_saturated();
+    if (__any_sync(0xffffffffu, saturated) && saturated)
+      row_sum = {__int_as_float(0x7fffffff), __int_as_float(0x7fffffff)};
   }
   // Raises the maximum; returns the factors by which earlier sums have to be scaled.
   __device__ __forceinline__ Two raise(Two to) {
-    const Two fade = {exp2_of(top.x - to.x), exp2_of(top.y - to.y)};
-    top = to;
-    total.x *= fade.x, total.y *= fade.y;
-    return fade;
+    const Two rescale = {exp2_of(row_max.x - to.x), exp2_of(row_max.y - to.y)};
+    row_max = to;
+    row_sum.x *= rescale.x, row_sum.y *= rescale.y;
+    return rescale;
   }
   // The maximum was too low: raises it to that of this tile, and returns the factors of earlier sums. Weights are scaled,
   // or computed again from the scores of entry `e` of the list if they are too large for that.
   __device__ __forceinline__ Two lower_weights(Two& added, int e) {
-    // Otherwise infinite weights spoil the query, which is recomputed.
+    // Otherwise infinite weights make the query NaN, which is recomputed.
     const bool repeats = !kReleasesEarly || a().head_dim * kBytes % 4 == 0;
     if (repeats && __any_sync(0xffffffffu, fmaxf(added.x, added.y) > kLargestSum)) {
       repeat_scores(e);
-      const Two now = levels(), fade = raise({fmaxf(now.x, top.x), fmaxf(now.y, top.y)});
-      hot = kHot;
-      added = weigh();
+      const Two now = levels(), rescale = raise({fmaxf(now.x, row_max.x), fmaxf(now.y, row_max.y)});
+      exact_max_tiles = kExactMaxTiles;
+      added = compute_weights();
       pack_next();
-      spoil_if_full();
-      return fade;
+      mark_nan_if_saturated();
+      return rescale;
     }
     const Two most = highest();
-    const auto raised = [](f32 top, f32 most) {
-      return most > f32(1 << kHeadroom) ? top + (log2_of(most) - f32(kHeadroom)) : top;
+    const auto raised = [](f32 row_max, f32 most) {
+      return most > f32(1 << kHeadroom) ? row_max + (log2_of(most) - f32(kHeadroom)) : row_max;
     };
-    const Two fade = raise({raised(top.x, most.x), raised(top.y, most.y)});
-    added = {added.x * fade.x, added.y * fade.y};
+    const Two rescale = raise({raised(row_max.x, most.x), raised(row_max.y, most.y)});
+    added = {added.x * rescale.x, added.y * rescale.y};
 #pragma unroll
-    for (int i = 0; i < kScoreSums; ++i) scores[i] *= i % 4 < 2 ? fade.x : fade.y;
+    for (int i = 0; i < kScoreAccum; ++i) scores[i] *= i % 4 < 2 ? rescale.x : rescale.y;
     if (is_large()) added = sum_as_rounded();
     pack_next();
-    return fade;
+    return rescale;
   }
   __device__ __forceinline__ void wait_tile() { wait(shared.tile_full[tile % kTiles], parity<kTiles>(tile)); }
   __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile % kQueries], parity<kQueries>(tile)); }
@@ -317,7 +318,7 @@ struct Multiplier {
   }
   __device__ __forceinline__ void wait_keys() {
     wait(shared.k_full[entry % kStages], parity<kStages>(entry));
-    shade = uniform(shared.shades[entry % kStages]);
+    mask = uniform(shared.masks[entry % kStages]);
   }
   __device__ __forceinline__ void release_keys() {
     release(shared.k_empty[entry % kStages]);
@@ -365,79 +366,79 @@ struct Multiplier {
     take_scale();
     shape_scores();
     release_keys();
-    top = levels();
-    total = weigh();
+    row_max = levels();
+    row_sum = compute_weights();
     pack_next();
-    spoil_if_full();
+    mark_nan_if_saturated();
     take_weights();
-    clear(sums);
-    hot = is_open() ? kHot : 0;
+    clear(accum);
+    exact_max_tiles = is_open() ? kExactMaxTiles : 0;
   }
 
   // Issues the scores of the next entry with the weighted values of the entry before, and waits for the scores.
   __device__ __forceinline__ void issue_entry() {
     wait_keys();
     issue_scores();
-    issue_sums(entry - 1);
+    issue_accum(entry - 1);
     wgmma_wait<1>();
     settle(scores);
   }
   // Waits for the weighted values of the entry before, and takes over the weights of this one.
   __device__ __forceinline__ void take_entry(Two added) {
     if constexpr (!kReleasesEarly) release_keys();
-    total.x += added.x, total.y += added.y;
+    row_sum.x += added.x, row_sum.y += added.y;
     wgmma_wait<0>();
-    settle(sums);
+    settle(accum);
     release_values(entry - 2);
     take_weights();
   }
-  // Computes the weights of an entry of which not all is seen, or whose maxima need care; returns their sums, and raises
-  // maxima of which it knows that they are too low.
-  __device__ __forceinline__ Two weigh_with_care(Two& fade, int& fades) {
+  // Computes the weights of an entry of which not all is seen, or whose maxima need the slow path; returns their sums,
+  // and raises maxima of which it knows that they are too low.
+  __device__ __forceinline__ Two softmax_slow_path(Two& rescale, int& rescales) {
     shape_scores();
     if constexpr (kReleasesEarly) release_keys();
-    if (hot > 0) {  // rows of this warp had no maximum, or infinite weights
-      --hot;
+    if (exact_max_tiles > 0) {  // rows of this warp had no maximum, or infinite weights
+      --exact_max_tiles;
       Two now = levels();
-      now = {now.x > top.x + kRise ? now.x : top.x, now.y > top.y + kRise ? now.y : top.y};
-      if (__any_sync(0xffffffffu, (now.x != top.x) | (now.y != top.y))) fade = raise(now), fades = 1, hot = kHot;
+      now = {now.x > row_max.x + kRise ? now.x : row_max.x, now.y > row_max.y + kRise ? now.y : row_max.y};
+      if (__any_sync(0xffffffffu, (now.x != row_max.x) | (now.y != row_max.y))) rescale = raise(now), rescales = 1, exact_max_tiles = kExactMaxTiles;
     }
-    const Two added = weigh();
+    const Two added = compute_weights();
     pack_next();
     return added;
   }
-  // Whether maxima need care: a row has none, or one is so large that it is rounded.
-  __device__ __forceinline__ int needs_care() const { return uniform(int(hot > 0 || is_large())); }
+  // Whether maxima need the slow path: a row has none, or one is so large that it is rounded.
+  __device__ __forceinline__ int needs_slow_path() const { return uniform(int(exact_max_tiles > 0 || is_large())); }
   // Walks over the entries of a tile, except that the weighted values of the last one are not issued. Most entries are
-  // plain: all queries see them, and their maxima need no care. The code of others is jumped over at once. Instructions
-  // that concern a whole warpgroup are written once, since its warps may not meet at different ones.
+  // fast: all queries see them, and their maxima need no slow path. The code of others is jumped over at once.
+  // Instructions that concern a whole warpgroup are written once, since its warps may not meet at different ones.
   __device__ __forceinline__ void walk(u32 last_entry) {
-    int care = needs_care();
+    int slow = needs_slow_path();
     while (entry != last_entry) {
       issue_entry();
-      Two added, fade = {1.f, 1.f};
-      int fades = 0;
-      const bool plain = care == 0 && shade < 0;
+      Two added, rescale = {1.f, 1.f};
+      int rescales = 0;
+      const bool fast = slow == 0 && mask < 0;
       bool rare = true;
-      if (plain) {
+      if (fast) {
         apply_softcap();
         if constexpr (kReleasesEarly) release_keys();
-        added = weigh_with<false>();
+        added = compute_weights_with<false>();
         pack_next();
         rare = are_large(added);
       }
       if (rare) {
-        if (!plain) added = weigh_with_care(fade, fades);
+        if (!fast) added = softmax_slow_path(rescale, rescales);
         if (too_low(added)) {
           const int left = int(last_entry - entry) - !kReleasesEarly;  // entries after this one
           const Two again = lower_weights(added, shared.tiles[tile % kTiles].first + left);
-          fade = {fade.x * again.x, fade.y * again.y}, fades = 1;
+          rescale = {rescale.x * again.x, rescale.y * again.y}, rescales = 1;
         }
-        care = needs_care();
+        slow = needs_slow_path();
       }
       take_entry(added);
-      if (fades) fade_sums(fade);
-      if (kKeep && (last_entry - entry + 1) % kKeepTiles == 0) keep_sums();
+      if (rescales) rescale_accum(rescale);
+      if (kKeep && (last_entry - entry + 1) % kKeepTiles == 0) keep_accum();
     }
   }
 
@@ -447,6 +448,7 @@ struct Multiplier {
   __device__ __forceinline__ void run() {
     bool ahead = false;  // whether the first scores have been computed
     while (ahead || start()) {
+      // The weights of the first entry with the exact maximum, then those of the others, with their values one behind.
       begin();
       tile = uniform(tile), entry = uniform(entry);
       walk(entry + count() - 1);
@@ -462,37 +464,38 @@ struct Multiplier {
         }
         issue_scores();
       }
-      issue_sums(entry - 1);
+      // The last values, while the logarithms are stored; then the result.
+      issue_accum(entry - 1);
       const Two by = close();
       wgmma_wait<0>();
       if constexpr (kAcross) settle(scores);
-      settle(sums);
+      settle(accum);
       release_values(entry - 1);
       finish(by);
     }
   }
-  __device__ __forceinline__ f32& kept(int i) { return shared.kept[(warpgroup() * kSums + i) * 128 + threadIdx.x % 128]; }
-  __device__ __forceinline__ f32 kept_before(int i) { return kept(i) * (i % 4 < 2 ? kept_fade.x : kept_fade.y); }
-  __device__ __forceinline__ void keep_sums() {
+  __device__ __forceinline__ f32& kept(int i) { return shared.kept[(warpgroup() * kAccum + i) * 128 + threadIdx.x % 128]; }
+  __device__ __forceinline__ f32 kept_before(int i) { return kept(i) * (i % 4 < 2 ? kept_rescale.x : kept_rescale.y); }
+  __device__ __forceinline__ void keep_accum() {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      kept(i) = has_kept ? kept_before(i) + sums[i] : sums[i];
-      sums[i] = 0.f;
+    for (int i = 0; i < kAccum; ++i) {
+      kept(i) = has_kept ? kept_before(i) + accum[i] : accum[i];
+      accum[i] = 0.f;
     }
-    has_kept = true, kept_fade = {1.f, 1.f};
+    has_kept = true, kept_rescale = {1.f, 1.f};
   }
   __device__ __forceinline__ void take_kept() {
     if (!has_kept) return;
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += kept_before(i);
-    has_kept = false, kept_fade = {1.f, 1.f};
+    for (int i = 0; i < kAccum; ++i) accum[i] += kept_before(i);
+    has_kept = false, kept_rescale = {1.f, 1.f};
   }
-  __device__ __forceinline__ void fade_sums(Two by) {
-    if constexpr (kKeep) kept_fade.x *= by.x, kept_fade.y *= by.y;
+  __device__ __forceinline__ void rescale_accum(Two by) {
+    if constexpr (kKeep) kept_rescale.x *= by.x, kept_rescale.y *= by.y;
 #pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-      sums[4 * j] *= by.x, sums[4 * j + 1] *= by.x;
-      sums[4 * j + 2] *= by.y, sums[4 * j + 3] *= by.y;
+    for (int j = 0; j < kAccum / 4; ++j) {
+      accum[4 * j] *= by.x, accum[4 * j + 1] *= by.x;
+      accum[4 * j + 2] *= by.y, accum[4 * j + 3] *= by.y;
     }
   }
 
@@ -500,18 +503,18 @@ struct Multiplier {
   // result. A factor is NaN where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
-    total = over_quad_sum(total);
+    row_sum = over_quad_sum(row_sum);
     if (a().lse && lane() % 4 == 0) {
       const int row = x.row + warp() * 16 + lane() / 4;
-      if (row < x.rows) a().lse[lse_place(x, row)] = (top.x + log2_of(total.x)) * 0.6931471805599453f;
-      if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (top.y + log2_of(total.y)) * 0.6931471805599453f;
+      if (row < x.rows) a().lse[lse_place(x, row)] = (row_max.x + log2_of(row_sum.x)) * 0.6931471805599453f;
+      if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (row_max.y + log2_of(row_sum.y)) * 0.6931471805599453f;
     }
     const f32 one = value_scale_of(x);
-    const auto factor = [&](f32 top, f32 total) {
-      const bool good = top != nothing() && total >= kLeastTotal && total <= kMostTotal;
-      return good ? __fdividef(one, total) : __int_as_float(0x7fffffff);
+    const auto factor = [&](f32 row_max, f32 row_sum) {
+      const bool good = row_max != nothing() && row_sum >= kLeastRowSum && row_sum <= kMostRowSum;
+      return good ? __fdividef(one, row_sum) : __int_as_float(0x7fffffff);
     };
-    return {factor(top.x, total.x), factor(top.y, total.y)};
+    return {factor(row_max.x, row_sum.x), factor(row_max.y, row_sum.y)};
   }
 
   // The result of the tile before is written to the memory of its queries, from where it will be stored. A warp has its
@@ -525,7 +528,7 @@ struct Multiplier {
       const int line = warp() * 16 + lane() % 16;
 #pragma unroll
       for (int j = 0; j < kValueDim / 16; ++j) {
-        const f32* d = sums + 8 * j;
+        const f32* d = accum + 8 * j;
         const u32 w[4] = {pack<Out>(d[0] * by.x, d[1] * by.x), pack<Out>(d[2] * by.y, d[3] * by.y),
                           pack<Out>(d[4] * by.x, d[5] * by.x), pack<Out>(d[6] * by.y, d[7] * by.y)};
         store_matrix_x4<false>(staged(line, j * 16 + lane() / 16 * 8), w[0], w[1], w[2], w[3]);
@@ -535,9 +538,9 @@ struct Multiplier {
     } else {
       Out* out = out_at(x, row);
 #pragma unroll
-      for (int j = 0; j < kSums; ++j) {
+      for (int j = 0; j < kAccum; ++j) {
         const int d = j / 4 * 8 + lane() % 4 * 2 + j % 2, down = j / 2 % 2 * 8;
-        const f32 y = sums[j] * (down ? by.y : by.x);
+        const f32 y = accum[j] * (down ? by.y : by.x);
         (down ? bad_y : bad_x) |= y * 0.f != 0.f;
         if (row + down < x.rows && d < a().value_dim)
           out[down * a().o_strides.row + d * a().o_strides.column] = Store<Out>::from(y);
@@ -561,7 +564,7 @@ struct Multiplier {
   __device__ __forceinline__ Out* out_at(const Tile& x, int row) const {
     return a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
   }
-  // Stores a warp's 16 rows element by element, where the copy engine cannot.
+  // Stores a warp's 16 rows element by element, where TMA cannot.
   __device__ __forceinline__ void copy_out(const Tile& x) {
     __syncwarp();
     const int first = warp() * 16;
@@ -599,6 +602,8 @@ struct Multiplier {
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(const __grid_constant__ AttentionSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
+
+  // One thread sets up the barriers.
   if (threadIdx.x == 0) {
     prefetch_map(&problem.q);
     prefetch_map(&problem.k);
@@ -606,7 +611,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
     const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
     for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1);
     for (int i = 0; i < kStages; ++i) {
-      init(shared.shade_wanted[i], 1), init(shared.shade_full[i], 32 * kShaders);
+      init(shared.mask_wanted[i], 1), init(shared.mask_full[i], 32 * kMaskWarps);
       init(shared.k_full[i], 1), init(shared.k_empty[i], 4 * kConsumers);
       init(shared.v_full[i], 1), init(shared.v_empty[i], 4 * kConsumers);
     }
@@ -615,14 +620,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
     barrier_init_fence();
   }
   __syncthreads();
+
+  // The first warps are consumers, of 64 queries each warpgroup; the last four share what these wait for.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4 * kConsumers) {
-    more_registers<kMany>();
-    Multiplier(problem, shared, warp / 4).run();
+    more_registers<kConsumerRegisters>();
+    Consumer(problem, shared, warp / 4).run();
   } else {
-    fewer_registers<kFew>();
-    if (warp == 4 * kConsumers) feed(problem, shared);
+    fewer_registers<kProducerRegisters>();
+    if (warp == 4 * kConsumers) produce(problem, shared);
     if (warp == 4 * kConsumers + 1) schedule(problem, shared);
-    if (warp >= 4 * kConsumers + 2) shade(problem, shared, threadIdx.x % 64);
+    if (warp >= 4 * kConsumers + 2) compute_mask_bits(problem, shared, threadIdx.x % 64);
   }
 }

@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
   for (int i = 0; i < kAhead; ++i) copier.copy(i);
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
                       shared_address(shared.b) + OperandB::lane_place(warp_n)};
-  Sums sums = {};
+  Accum accum = {};
   int stage = 0, k = 0;
   for (i64 left = (tile.last - tile.first) * ((problem.K + kStageK - 1) / kStageK); left > 0; --left) {
     const int steps = min((problem.K - k + kStepK - 1) / kStepK, kSteps);
@@ -182,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
     copy_wait<kAhead - 1>();
     __syncthreads();
     copier.copy(stage == 0 ? kStages - 1 : stage - 1);
-    multiply_stage(sums, fragments, 1, steps);
+    multiply_stage(accum, fragments, 1, steps);
     const int forward = stage + 1 == kStages ? 1 - kStages : 1;
     fragments.a += forward * (kTileM * kStageBytes);
     fragments.b += forward * (kTileN * kStageBytes);
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) block_products_sm8
         for (int i = 0; i < kVector; ++i) {
           const int at = v * kVector + i;
           x.x[i] = Store<C>::from(
-              Acc(sums[slice / 2][s + at % OperandB::kInterleave][slice % 2 * 2 + at / OperandB::kInterleave]));
+              Acc(accum[slice / 2][s + at % OperandB::kInterleave][slice % 2 * 2 + at / OperandB::kInterleave]));
         }
         to[v] = x;
       }

@@ -24,10 +24,7 @@ using Index = INDEX;
 // A tile has kTileM rows by kParts parts of kPartN columns and is computed in steps of 64 along K: one copy of A, one
 // of each part of B. In BSR @ BSR a tile is one block or a part of it; in a sampled product its parts are neighbours in
 // one block row, which share their rows of X. A tile of a list (sampled_tiles.cu) has kRowParts block rows and kParts
-// block columns that need not be neighbours; where they meet there may be no block. In the last warpgroup one warp claims tiles and one copies operands into
-// a ring of stages. The other two warpgroups share a tile of 128 x 256; they take smaller tiles in turns, and one
-// multiplies while the result of the other is stored. The copy engine fills rows and columns that a block does not have
-// with zeros.
+// block columns that need not be neighbours; where they meet there may be no block.
 
 constexpr bool kSampled = SAMPLED;
 constexpr bool kATransposed = A_TRANSPOSED;  // rows are the fastest index of A, in a sampled product
@@ -40,7 +37,7 @@ constexpr int kDepth = 64;  // columns of A per step: one swizzled row
 constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
 constexpr bool kShared = kTileM * kTileN > 128 * 128;  // both warpgroups share a tile
 constexpr int kHeights = kShared ? 1 : kTileM / 64;    // groups of 64 rows that a warpgroup has of a tile
-constexpr int kSums = kTileN / 2, kSlabs = kTileN / 64;
+constexpr int kAccum = kTileN / 2, kSlabs = kTileN / 64;
 constexpr int kNarrow = 128;  // columns that a shared tile can have instead
 constexpr int kLeast = kListed && kPartN <= 64 ? 64 : kNarrow;  // and of a list
 constexpr u32 kStrip = 16;    // rows of the result of BSR @ BSR that are computed together
@@ -78,7 +75,7 @@ struct alignas(1024) Shared {
   u8 b[kStages][kBytesB];
   u8 out[kConsumers * 4][2048];  // 16 rows by 64 columns per warp
   u64 full[kStages], empty[kStages], tile_full[kTiles], tile_empty[kTiles];
-  u64 wanted[kTiles];    // a tile is nearly fed
+  u64 wanted[kTiles];    // the copies of a tile are nearly all asked for
   u64 turn[kConsumers];  // the other warpgroup has consumed all stages of the tile before
   Tile tiles[kTiles];
 };
@@ -221,7 +218,7 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
   const bool leads = threadIdx.x % 32 == 0;
   const i64 pairs_of_tile = kSampled ? 1 : max(i64(1), problem.pairs / max(i64(1), problem.blocks));
   const i64 steps = pairs_of_tile * ((problem.K + kDepth - 1) / kDepth);
-  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // tiles claimed ahead of the one that is fed
+  const u32 ahead = u32(min(i64(kTiles), (kEarly + steps - 1) / steps));  // tiles claimed ahead of the one copied
   i64 block_row = 0;
   Cursor cursor;
   for (u32 n = 0;; ++n) {
@@ -246,7 +243,7 @@ __device__ __forceinline__ void schedule(const BlockProductsSm90& problem, Share
 }
 
 // One warp copies tiles of A and B. Lanes hold the next 32 pairs, or the parts of a sampled tile.
-__device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& shared) {
+__device__ __forceinline__ void produce(const BlockProductsSm90& problem, Shared& shared) {
   const int lane = threadIdx.x % 32, parts = parts_of(problem), steps_of_pair = (problem.K + kDepth - 1) / kDepth;
   u32 step = 0;
   for (u32 n = 0;; ++n) {
@@ -266,7 +263,7 @@ __device__ __forceinline__ void feed(const BlockProductsSm90& problem, Shared& s
         column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * kPartN;
       } else if constexpr (kSampled) {
         const int part = x.part + lane % kParts;
-        // No block: the copy engine gives zeros after the last one.
+        // No block: TMA gives zeros after the last one.
         const Index at = part < x.end ? problem.right[part / parts] : Index(-1);
         column = int(in_range(at, problem.b_blocks) ? i64(at) : problem.b_blocks) * problem.N + part % parts * kPartN;
       } else if (from + lane < x.last) {
@@ -335,7 +332,7 @@ __device__ __forceinline__ int rows_from(const BlockProductsSm90& problem, const
 // next. 16-bit results are stored 16 bytes at a time, through shared memory. Addresses are computed once for all rows:
 // until a result is stored its warpgroup multiplies nothing, and a tile may be as short as three pairs.
 __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& shared, const Tile& x, int top,
-                                      const f32 (&sums)[kSums]) {
+                                      const f32 (&accum)[kAccum]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if constexpr (sizeof(C) == 2) {
     u8* out = shared.out[warp];
@@ -345,7 +342,7 @@ __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& 
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // 16 columns: two 8 x 8 matrices above two others
-        const f32* s = sums + slab * 32 + i * 8;
+        const f32* s = accum + slab * 32 + i * 8;
         const u32 at = lane % 16 * 128 + (i * 2 + lane / 16) * 16;
         store_matrix_x4<false>(shared_address(out) + (at ^ (at >> 3 & 112)), pack<C>(s[0], s[1]), pack<C>(s[2], s[3]),
                                pack<C>(s[4], s[5]), pack<C>(s[6], s[7]));
@@ -362,11 +359,11 @@ __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& 
   } else {
     const int rows = rows_from(problem, x, top + lane / 4);
 #pragma unroll
-    for (int j = 0; j < kSums; j += 4) {  // two rows of 8 columns
+    for (int j = 0; j < kAccum; j += 4) {  // two rows of 8 columns
       C* target = target_of(problem, x, top + lane / 4, j / 4 * 8 + lane % 4 * 2);
       if (!target) continue;
-      if (rows > 0) *reinterpret_cast<float2*>(target) = {sums[j], sums[j + 1]};
-      if (rows > 8) *reinterpret_cast<float2*>(target + i64(8) * problem.N) = {sums[j + 2], sums[j + 3]};
+      if (rows > 0) *reinterpret_cast<float2*>(target) = {accum[j], accum[j + 1]};
+      if (rows > 8) *reinterpret_cast<float2*>(target + i64(8) * problem.N) = {accum[j + 2], accum[j + 3]};
     }
   }
 }
@@ -374,7 +371,7 @@ __device__ __forceinline__ void store(const BlockProductsSm90& problem, Shared& 
 // The products of stages `begin` to `end` - 1. A stage is released when the products of the next one have started.
 template <int kColumns>
 __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 end, int warpgroup,
-                                                f32 (&sums)[kHeights][kSums]) {
+                                                f32 (&accum)[kHeights][kAccum]) {
   for (u32 i = begin; i != end; ++i) {
     const u32 at = i % kStages;
     wait(shared.full[at], i / kStages % 2);
@@ -387,7 +384,7 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
     for (int k = 0; k < kDepth / MMA_K; ++k)
 #pragma unroll
       for (int h = 0; h < kHeights; ++h)
-        wgmma<kATransposed, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(sums[h]), i != begin || k > 0,
+        wgmma<kATransposed, !kBTransposed>(*reinterpret_cast<f32(*)[kColumns / 2]>(accum[h]), i != begin || k > 0,
                                            a + h * (8192 / 16) + k * (kATransposed ? MMA_K * kRowA : 32) / 16,
                                            b + k * (kBTransposed ? 32 : MMA_K * kRowB) / 16);
     wgmma_commit();
@@ -398,16 +395,16 @@ __device__ __forceinline__ void multiply_stages(Shared& shared, u32 begin, u32 e
   }
 }
 
-__device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Shared& shared) {
+__device__ __forceinline__ void consume(const BlockProductsSm90& problem, Shared& shared) {
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const bool signals = threadIdx.x % 32 == 0;
   const int steps_of_pair = (problem.K + kDepth - 1) / kDepth;
-  f32 sums[kHeights][kSums];
+  f32 accum[kHeights][kAccum];
   u32 step = 0, own = 0;  // steps of all tiles; tiles of this warpgroup
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile& x = shared.tiles[n % kTiles];
-    const auto let_go = [&] {
+    const auto release_tile = [&] {
       __syncwarp();
       if (signals) arrive(shared.tile_empty[n % kTiles]);
     };
@@ -417,7 +414,7 @@ __device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Share
     const u32 end = __shfl_sync(0xffffffffu, step + u32(x.last - x.first) * steps_of_pair, 0);
     step = end;
     if (!kShared && n % kConsumers != warpgroup) {  // a tile of the other warpgroup
-      let_go();
+      release_tile();
       continue;
     }
     // A stage can be waited for only after the stage before it in the same place of the ring has been consumed.
@@ -426,11 +423,11 @@ __device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Share
       ++own;
     }
     if (kLeast < kNarrow && __shfl_sync(0xffffffffu, is_least(x), 0))
-      multiply_stages<kLeast>(shared, begin, end, warpgroup, sums);
+      multiply_stages<kLeast>(shared, begin, end, warpgroup, accum);
     else if (kShared && __shfl_sync(0xffffffffu, is_narrow(x), 0))
-      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, end, warpgroup, sums);
+      multiply_stages<kShared ? kNarrow : kTileN>(shared, begin, end, warpgroup, accum);
     else
-      multiply_stages<kTileN>(shared, begin, end, warpgroup, sums);
+      multiply_stages<kTileN>(shared, begin, end, warpgroup, accum);
     if (!kShared) {
       __syncwarp();
       if (signals) arrive(shared.turn[1 - warpgroup]);
@@ -439,19 +436,21 @@ __device__ __forceinline__ void multiply(const BlockProductsSm90& problem, Share
     if (signals && begin != end) arrive(shared.empty[(end - 1) % kStages]);
 #pragma unroll
     for (int h = 0; h < kHeights; ++h) {
-      settle(sums[h]);
+      settle(accum[h]);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i)
-        if (begin == end) sums[h][i] = 0;
-      store(problem, shared, x, (kShared ? warpgroup : h) * 64 + threadIdx.x / 32 % 4 * 16, sums[h]);
+      for (int i = 0; i < kAccum; ++i)
+        if (begin == end) accum[h][i] = 0;
+      store(problem, shared, x, (kShared ? warpgroup : h) * 64 + threadIdx.x / 32 % 4 * 16, accum[h]);
     }
-    let_go();
+    release_tile();
   }
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(const __grid_constant__ BlockProductsSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
+
+  // One thread sets up the barriers.
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
@@ -463,15 +462,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) block_products_sm90(co
     barrier_init_fence();
   }
   __syncthreads();
+
+  // Two consumer warpgroups; a warp that copies and one that claims tiles.
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4 * kConsumers) {
     more_registers<232>();
-    multiply(problem, shared);
+    consume(problem, shared);
   } else {
     fewer_registers<40>();
-    if (warp == 4 * kConsumers) feed(problem, shared);
+    if (warp == 4 * kConsumers) produce(problem, shared);
     if (warp == 4 * kConsumers + 1) schedule(problem, shared);
   }
+
+  // The last CTA sets the counters to zero for the next launch.
   __syncwarp();
   __syncthreads();
   if (threadIdx.x == 0) leave_counters(problem.counters);

@@ -1,7 +1,7 @@
 // O[b, h, i] = sum_j softmax_j(scale * Q[b, h, i] . K[b, h / group, j]) V[b, h / group, j]
 // A few queries at the end of a long cache; each sequence has its own length, which is read from memory, so that a
 // captured launch follows it. 16-bit floats.
-// A CTA owns a piece (split) of the keys of one KV head, and the rows (query head of the group, query) that read it.
+// A CTA owns a split of the keys of one KV head, and the rows (query head of the group, query) that read it.
 // Its warps take tiles of 16 keys in turn, each with its own ring of stages by cp.async, softmax and accumulators; they
 // meet only at the end. The last CTA of a head adds the splits, in order: one launch, the same bits every time. Two
 // CTAs of a multiprocessor have 64 to 96 KB under way each. Queries are read before the copies begin: in the other
@@ -23,7 +23,7 @@ constexpr int kStages = STAGES;      // tiles of K and V in flight, per warp
 constexpr int kThreads = 32 * kWarps;
 constexpr int kKeys = 16;            // keys of a tile
 constexpr int kSlabs = kRows / 16;   // slabs of rows, the height of one mma each
-constexpr int kMostPieces = 128;     // most pieces of the keys of a head
+constexpr int kMostSplits = 128;     // most splits of the keys of a head
 constexpr bool kSharedQ = SHARED_Q;  // fragments of Q are loaded each time: with the sums they take too many registers
 constexpr u32 kAll = 0xffffffffu;
 static_assert(kD % 16 == 0 && kDv % 16 == 0 && kRows % 16 == 0 && kStages <= 32, "whole fragments, a lane per stage");
@@ -39,8 +39,8 @@ struct Decode {
   const int* lengths;   // (batch,)
   const int* table;     // (batch, table_width): pages of a sequence; null: page b holds all of sequence b
   const int* blocks;    // (batch, kv_heads, entries): blocks of keys that are read; null: all
-  f32* partial;         // sums of pieces, followed by their maxima and totals
-  int* arrived;         // pieces that have arrived, per head and tile of rows; zero before and after
+  f32* partial;         // sums of splits, followed by their maxima and sums of weights
+  int* arrived;         // splits that have arrived, per head and tile of rows; zero before and after
   i64 q_batch, q_head, q_row, q_col;
   i64 out_batch, out_head, out_row, out_col;
   i64 blocks_batch, blocks_head, blocks_entry;
@@ -48,7 +48,7 @@ struct Decode {
   int capacity, pages, page, table_width;
   int entries, block_tiles;  // block_tiles: tiles of 16 keys in a block
   int left;                  // keys before its own position that a query sees; capacity or more: all of them
-  int piece_tiles;           // a piece has at least this many tiles, unless it is the only one
+  int piece_tiles;           // a split has at least this many tiles, unless it is the only one
   f32 scale, softcap, inverse_softcap;  // scale and softcap times log2(e); 1 / (softcap * log2(e)); softcap 0: none
 };
 #ifdef DECODE_BYTES
@@ -108,14 +108,14 @@ constexpr int kFours = kDv / 4;    // groups of four columns of a row
 // Distance of rows of sums in shared memory, in floats: lanes that write two floats have no bank conflicts.
 constexpr int kPitch = kDv + 8;
 
-// What the warps exchange at the end, in the memory of the tiles; then the data for the sum of pieces.
+// What the warps exchange at the end, in the memory of the tiles; then the data for adding splits.
 struct Ends {
-  f32 sums[kWarps][kRows][kPitch];
-  f32 maxima[kWarps][kRows], totals[kWarps][kRows];
+  f32 accum[kWarps][kRows][kPitch];
+  f32 row_max[kWarps][kRows], row_sum[kWarps][kRows];
 };
 struct Join {
-  f32 weights[kRows][kMostPieces];
-  f32 maxima[kRows], totals[kRows];
+  f32 weights[kRows][kMostSplits];
+  f32 row_max[kRows], row_sum[kRows];
 };
 struct Shared {
   union {
@@ -193,8 +193,8 @@ struct Copier {
 // ---------------------------------------------------------------------------------- a warp's rows
 struct Rows {
   u32 q[kSharedQ ? 1 : kSlabs][kSharedQ ? 1 : kD / 16][4];  // fragments: upper, lower, upper, lower rows
-  f32 sums[kSlabs][kDv / 8][4];
-  f32 maxima[kSlabs][2], totals[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; totals are over this lane's keys
+  f32 accum[kSlabs][kDv / 8][4];
+  f32 row_max[kSlabs][2], row_sum[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; row_sum is over this lane's keys
   int first;                      // the CTA's first row within the group
 
   // The position among the keys of the query of a row.
@@ -211,7 +211,7 @@ struct Rows {
     for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        maxima[m][half] = minus_infinity(), totals[m][half] = 0;
+        row_max[m][half] = minus_infinity(), row_sum[m][half] = 0;
         if (kSharedQ && (m * 2 + half) % kWarps != warp) continue;
         const u32 slab_row = m * 16 + half * 8 + lane / 4;
         const int row = first + int(slab_row);
@@ -246,7 +246,7 @@ struct Rows {
 #pragma unroll
       for (int s = 0; s < kDv / 8; ++s)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[m][s][e] = 0;
+        for (int e = 0; e < 4; ++e) accum[m][s][e] = 0;
   }
 
   // scores = Q @ K.T for a tile
@@ -274,7 +274,7 @@ struct Rows {
     }
   }
 
-  // Scores become weights; sums and totals are scaled to the new maxima. `key` is the first key of the tile.
+  // Scores become weights; accumulators and row_sum are rescaled to the new row_max. `key` is the first key of the tile.
   __device__ __forceinline__ void softmax(const Decode& p, const Keys& keys, f32 (&scores)[kSlabs][2][4], int key,
                                           bool masked, u32 lane) {
 #pragma unroll
@@ -302,22 +302,22 @@ struct Rows {
     for (int m = 0; m < kSlabs; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        f32 top = fmaxf(fmaxf(scores[m][0][half * 2], scores[m][0][half * 2 + 1]),
+        f32 highest = fmaxf(fmaxf(scores[m][0][half * 2], scores[m][0][half * 2 + 1]),
                         fmaxf(scores[m][1][half * 2], scores[m][1][half * 2 + 1]));
-        top = fmaxf(top, shuffle_xor(top, 1));
-        top = fmaxf(fmaxf(top, shuffle_xor(top, 2)), maxima[m][half]);
-        grew |= top > maxima[m][half];
-        factors[m][half] = exp2_of(maxima[m][half] - base_of(top));
-        maxima[m][half] = top;
+        highest = fmaxf(highest, shuffle_xor(highest, 1));
+        highest = fmaxf(fmaxf(highest, shuffle_xor(highest, 2)), row_max[m][half]);
+        grew |= highest > row_max[m][half];
+        factors[m][half] = exp2_of(row_max[m][half] - base_of(highest));
+        row_max[m][half] = highest;
       }
     if (__any_sync(kAll, grew)) {
 #pragma unroll
       for (int m = 0; m < kSlabs; ++m) {
-        totals[m][0] *= factors[m][0], totals[m][1] *= factors[m][1];
+        row_sum[m][0] *= factors[m][0], row_sum[m][1] *= factors[m][1];
 #pragma unroll
         for (int s = 0; s < kDv / 8; ++s)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[m][s][e] *= factors[m][e / 2];
+          for (int e = 0; e < 4; ++e) accum[m][s][e] *= factors[m][e / 2];
       }
     }
 #pragma unroll
@@ -325,8 +325,8 @@ struct Rows {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         f32& x = scores[m][e / 4][e % 4];
-        x = exp2_of(x - base_of(maxima[m][e % 4 / 2]));
-        totals[m][e % 4 / 2] += x;
+        x = exp2_of(x - base_of(row_max[m][e % 4 / 2]));
+        row_sum[m][e % 4 / 2] += x;
       }
   }
 
@@ -343,8 +343,8 @@ struct Rows {
         const f32(&w)[2][4] = weights[m];
         const u32 upper[2] = {pack<Element>(w[0][0], w[0][1]), pack<Element>(w[1][0], w[1][1])};
         const u32 lower[2] = {pack<Element>(w[0][2], w[0][3]), pack<Element>(w[1][2], w[1][3])};
-        multiply(sums[m][2 * i], upper, lower, {four[0], four[1]});
-        multiply(sums[m][2 * i + 1], upper, lower, {four[2], four[3]});
+        multiply(accum[m][2 * i], upper, lower, {four[0], four[1]});
+        multiply(accum[m][2 * i + 1], upper, lower, {four[2], four[3]});
       }
     }
   }
@@ -376,7 +376,7 @@ struct Rows {
             multiply(own, upper, lower, {four[e / 2] & seen[0], four[e / 2 + 1] & seen[1]});
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              if (places[i / 2] == query) sums[m][s + e / 4][i] += own[i];
+              if (places[i / 2] == query) accum[m][s + e / 4][i] += own[i];
           }
         }
       }
@@ -393,14 +393,14 @@ struct Rows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = m * 16 + half * 8 + int(lane / 4);
-        f32 total = totals[m][half];
+        f32 total = row_sum[m][half];
         total += shuffle_xor(total, 1);
         total += shuffle_xor(total, 2);
-        if (lane % 4 == 0) ends.maxima[warp][row] = maxima[m][half], ends.totals[warp][row] = total;
+        if (lane % 4 == 0) ends.row_max[warp][row] = row_max[m][half], ends.row_sum[warp][row] = total;
 #pragma unroll
         for (int s = 0; s < kDv / 8; ++s)
-          *reinterpret_cast<float2*>(&ends.sums[warp][row][s * 8 + lane % 4 * 2]) =
-              make_float2(sums[m][s][half * 2], sums[m][s][half * 2 + 1]);
+          *reinterpret_cast<float2*>(&ends.accum[warp][row][s * 8 + lane % 4 * 2]) =
+              make_float2(accum[m][s][half * 2], accum[m][s][half * 2 + 1]);
       }
   }
 };
@@ -419,40 +419,40 @@ __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int
         total == 0 ? minus_infinity() : (maximum + log2f(total)) / kLog2E;
 }
 
-// Adds the warps' sums in a fixed order: they are the result, or piece number `piece` of `pieces`.
-__device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared, f32* sums, float2* ends, int pieces,
-                                           int piece, int batch, int head, int first_row, int rows) {
+// Adds the warps' sums in a fixed order: they are the result, or split number `split` of `splits`.
+__device__ __forceinline__ void join_warps(const Decode& p, const Shared& shared, f32* accum, float2* ends, int splits,
+                                           int split, int batch, int head, int first_row, int rows) {
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows * kFours; item += kThreads) {
     const int row = item / kFours, column = item % kFours * 4;
     f32 maximum = minus_infinity(), total = 0, sum[4] = {};
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.maxima[w][row]);
+    for (int w = 0; w < kWarps; ++w) maximum = fmaxf(maximum, shared.ends.row_max[w][row]);
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const f32 weight = exp2_of(shared.ends.maxima[w][row] - base_of(maximum));
-      const float4 x = *reinterpret_cast<const float4*>(&shared.ends.sums[w][row][column]);
-      total = fmaf(weight, shared.ends.totals[w][row], total);
+      const f32 weight = exp2_of(shared.ends.row_max[w][row] - base_of(maximum));
+      const float4 x = *reinterpret_cast<const float4*>(&shared.ends.accum[w][row][column]);
+      total = fmaf(weight, shared.ends.row_sum[w][row], total);
       sum[0] = fmaf(weight, x.x, sum[0]), sum[1] = fmaf(weight, x.y, sum[1]);
       sum[2] = fmaf(weight, x.z, sum[2]), sum[3] = fmaf(weight, x.w, sum[3]);
     }
-    if (pieces == 1) {
+    if (splits == 1) {
       finish(p, batch, head, first_row + row, column, sum, maximum, total);
     } else {
-      *reinterpret_cast<float4*>(sums + (i64(piece) * kRows + row) * kDv + column) =
+      *reinterpret_cast<float4*>(accum + (i64(split) * kRows + row) * kDv + column) =
           make_float4(sum[0], sum[1], sum[2], sum[3]);
-      if (column == 0) ends[piece * kRows + row] = make_float2(maximum, total);
+      if (column == 0) ends[split * kRows + row] = make_float2(maximum, total);
     }
   }
 }
 
-// Whether this CTA is the last of a head's pieces to arrive. If so, it sees what the others wrote.
-__device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
+// Whether this CTA is the last of a head's splits to arrive. If so, it sees what the others wrote.
+__device__ __forceinline__ bool is_last_split(int* arrived, int splits) {
   __threadfence();
   __syncthreads();
   int is_last = 0;
   if (threadIdx.x == 0) {
-    is_last = atomicAdd(arrived, 1) == pieces - 1;
+    is_last = atomicAdd(arrived, 1) == splits - 1;
     if (is_last) *arrived = 0;
   }
   if (!__syncthreads_or(is_last)) return false;
@@ -460,88 +460,88 @@ __device__ __forceinline__ bool is_last_piece(int* arrived, int pieces) {
   return true;
 }
 
-// Called by the CTA that arrives last: computes the weight of each piece of its rows. A piece has {maximum, total} of
-// each row.
-__device__ __forceinline__ void weigh_pieces(Shared& shared, const float2* ends, int pieces, int rows, u32 warp, u32 lane) {
+// Called by the CTA that arrives last: computes the weight of each split of its rows. A split has {maximum, sum of
+// weights} of each row.
+__device__ __forceinline__ void weigh_splits(Shared& shared, const float2* ends, int splits, int rows, u32 warp, u32 lane) {
 #pragma unroll 1
   for (int row = warp; row < rows; row += kWarps) {
     f32 maximum = minus_infinity(), total = 0;
-    float2 end[kMostPieces / 32];
+    float2 end[kMostSplits / 32];
 #pragma unroll
-    for (int n = 0; n < kMostPieces / 32; ++n) {
+    for (int n = 0; n < kMostSplits / 32; ++n) {
       const int i = n * 32 + int(lane);
-      end[n] = i < pieces ? __ldcg(&ends[i * kRows + row]) : make_float2(minus_infinity(), 0);
+      end[n] = i < splits ? __ldcg(&ends[i * kRows + row]) : make_float2(minus_infinity(), 0);
     }
 #pragma unroll
-    for (int n = 0; n < kMostPieces / 32; ++n) maximum = fmaxf(maximum, end[n].x);
+    for (int n = 0; n < kMostSplits / 32; ++n) maximum = fmaxf(maximum, end[n].x);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, step));
 #pragma unroll
-    for (int n = 0; n < kMostPieces / 32; ++n) {
+    for (int n = 0; n < kMostSplits / 32; ++n) {
       const f32 weight = exp2_of(end[n].x - base_of(maximum));
       total = fmaf(weight, end[n].y, total);
       shared.join.weights[row][n * 32 + lane] = weight;
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) total += shuffle_xor(total, step);
-    if (lane == 0) shared.join.maxima[row] = maximum, shared.join.totals[row] = total;
+    if (lane == 0) shared.join.row_max[row] = maximum, shared.join.row_sum[row] = total;
   }
 }
 
-// Four columns of a row of the result, and what some of the pieces have left for it.
+// Four columns of a row of the result, and what some of the splits have left for it.
 constexpr int kBatch = 16;
 struct Four {
   int row, column;
   const f32* from;
   float4 x[kBatch];
 
-  __device__ __forceinline__ Four(const f32* sums, int item) : row(item / kFours), column(item % kFours * 4),
-        from(sums + i64(row) * kDv + column) {}
-  __device__ __forceinline__ void load(int first, int pieces) {
+  __device__ __forceinline__ Four(const f32* accum, int item) : row(item / kFours), column(item % kFours * 4),
+        from(accum + i64(row) * kDv + column) {}
+  __device__ __forceinline__ void load(int first, int splits) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i)
-      if (first + i < pieces) x[i] = __ldcg(reinterpret_cast<const float4*>(from + i64(first + i) * (kRows * kDv)));
+      if (first + i < splits) x[i] = __ldcg(reinterpret_cast<const float4*>(from + i64(first + i) * (kRows * kDv)));
   }
-  __device__ __forceinline__ void add(f32 (&sum)[4], const f32* weights, int first, int pieces) const {
+  __device__ __forceinline__ void add(f32 (&sum)[4], const f32* weights, int first, int splits) const {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (first + i >= pieces) break;
+      if (first + i >= splits) break;
       const f32 weight = weights[first + i];
       sum[0] = fmaf(weight, x[i].x, sum[0]), sum[1] = fmaf(weight, x[i].y, sum[1]);
       sum[2] = fmaf(weight, x[i].z, sum[2]), sum[3] = fmaf(weight, x[i].w, sum[3]);
     }
   }
 };
-// Adds what the pieces of a head have left, each with its weight, and writes the rows of the result.
-__device__ __forceinline__ void add_pieces(const Decode& p, Shared& shared, const f32* sums, const float2* ends, int pieces,
+// Adds what the splits of a head have left, each with its weight, and writes the rows of the result.
+__device__ __forceinline__ void add_splits(const Decode& p, Shared& shared, const f32* accum, const float2* ends, int splits,
                                            int batch, int head, int first_row, int rows, u32 warp, u32 lane) {
   int item = threadIdx.x;
   const int items = rows * kFours;
-  Four four(sums, item < items ? item : 0);
-  four.load(0, pieces);
-  weigh_pieces(shared, ends, pieces, rows, warp, lane);
+  Four four(accum, item < items ? item : 0);
+  four.load(0, splits);
+  weigh_splits(shared, ends, splits, rows, warp, lane);
   __syncthreads();
 #pragma unroll 1
   while (item < items) {
     f32 sum[4] = {};
     const f32* weights = shared.join.weights[four.row];
-    four.add(sum, weights, 0, pieces);
+    four.add(sum, weights, 0, splits);
 #pragma unroll 1
-    for (int first = kBatch; first < pieces; first += kBatch) {
-      four.load(first, pieces);
-      four.add(sum, weights, first, pieces);
+    for (int first = kBatch; first < splits; first += kBatch) {
+      four.load(first, splits);
+      four.add(sum, weights, first, splits);
     }
-    const f32 maximum = shared.join.maxima[four.row], total = shared.join.totals[four.row];
+    const f32 maximum = shared.join.row_max[four.row], total = shared.join.row_sum[four.row];
     finish(p, batch, head, first_row + four.row, four.column, sum, maximum, total);
     item += kThreads;
     if (item >= items) break;
-    four = Four(sums, item);
-    four.load(0, pieces);
+    four = Four(accum, item);
+    four.load(0, splits);
   }
 }
 
 // ---------------------------------------------------------------------------------- the kernel
-// Grid: pieces, KV heads times tiles of rows, batch.
+// Grid: splits, KV heads times tiles of rows, batch.
 extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_constant__ Decode p) {
   extern __shared__ __align__(128) u8 memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -556,12 +556,13 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   Rows own(p, p.q + batch * p.q_batch + i64(head) * p.group * p.q_head, first_row, shared.queries, warp, lane);
   const Keys keys(p, batch);
   const int wanted = (keys.steps + p.piece_tiles - 1) / p.piece_tiles;
-  const int pieces = min(max(wanted, 1), int(gridDim.x)), piece = blockIdx.x;
-  if (piece >= pieces) return;
-  const int each = keys.steps / pieces, more = keys.steps % pieces;
-  const int first = piece * each + min(piece, more), last = first + each + (piece < more ? 1 : 0);
+  const int splits = min(max(wanted, 1), int(gridDim.x)), split = blockIdx.x;
+  if (split >= splits) return;
+  const int each = keys.steps / splits, more = keys.steps % splits;
+  const int first = split * each + min(split, more), last = first + each + (split < more ? 1 : 0);
   const int count = (last - first - int(warp) + kWarps - 1) / kWarps;  // steps of this warp
 
+  // Fill the ring of this warp.
   const u32 ring = shared_address(shared.tiles[warp]), queries = shared_address(shared.queries);
   Copier copier{p, keys, batch, head, first, last, warp, lane, ring};
 #pragma unroll 1
@@ -570,6 +571,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copier.copy_keys(i);
     copier.copy_values(i);
   }
+  // Scores, weights and values of one tile after the other; its stage is filled again at once.
   const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // keys that all queries see
   u32 stage = 0;
 #pragma unroll 1
@@ -597,15 +599,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copier.copy_values(stage);
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
+  // The warps meet, and the splits of a head after them.
   copy_wait<0>();
   __syncthreads();
   own.leave(shared.ends, warp, lane);
   __syncthreads();
 
-  const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_pieces = i64(gridDim.z) * gridDim.y * gridDim.x;
-  f32* sums = p.partial + tile_number * gridDim.x * (kRows * kDv);
-  float2* ends = reinterpret_cast<float2*>(p.partial + all_pieces * (kRows * kDv)) + tile_number * gridDim.x * kRows;
-  join_warps(p, shared, sums, ends, pieces, piece, batch, head, first_row, rows);
-  if (pieces == 1 || !is_last_piece(p.arrived + tile_number, pieces)) return;
-  add_pieces(p, shared, sums, ends, pieces, batch, head, first_row, rows, warp, lane);
+  const i64 tile_number = (i64(batch) * gridDim.y + blockIdx.y), all_splits = i64(gridDim.z) * gridDim.y * gridDim.x;
+  f32* accum = p.partial + tile_number * gridDim.x * (kRows * kDv);
+  float2* ends = reinterpret_cast<float2*>(p.partial + all_splits * (kRows * kDv)) + tile_number * gridDim.x * kRows;
+  join_warps(p, shared, accum, ends, splits, split, batch, head, first_row, rows);
+  if (splits == 1 || !is_last_split(p.arrived + tile_number, splits)) return;
+  add_splits(p, shared, accum, ends, splits, batch, head, first_row, rows, warp, lane);
 }

@@ -25,7 +25,7 @@ static_assert(Same<A, B>::value && sizeof(A) == 2 && Same<Acc, f32>::value, "16-
 
 struct Shared {
   uint4 panels[kByColumns ? 1 : kWarps][kTogether][32];  // B on its way from rows to columns
-  f32 sums[kWarps / 2][4][32];
+  f32 accum[kWarps / 2][4][32];
 };
 
 // A product takes the columns of A, and the rows of B, in any order, as long as it is the same one. Of a chunk, lane l
@@ -141,7 +141,7 @@ struct Walk {
   }
 };
 
-__device__ __forceinline__ void multiply(f32 (&sums)[4], Shared& shared, const Turn& turn) {
+__device__ __forceinline__ void multiply(f32 (&accum)[4], Shared& shared, const Turn& turn) {
   const int lane = threadIdx.x % 32;
   uint4 (&panel)[kTogether][32] = shared.panels[kByColumns ? 0 : threadIdx.x / 32];
   if constexpr (!kByColumns) {
@@ -161,14 +161,14 @@ __device__ __forceinline__ void multiply(f32 (&sums)[4], Shared& shared, const T
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const u32 pairs[2] = {right[2 * half], right[2 * half + 1]};
-      if constexpr (Same<A, f16>::value) mma_f16(sums, upper[half], lower[half], pairs);
-      else mma_bf16(sums, upper[half], lower[half], pairs);
+      if constexpr (Same<A, f16>::value) mma_f16(accum, upper[half], lower[half], pairs);
+      else mma_bf16(accum, upper[half], lower[half], pairs);
     }
   }
 }
 
 // Adds up this warp's chunks of 16 rows, from `first` on, of block row i.
-__device__ __forceinline__ void add_chunks(f32 (&sums)[4], Shared& shared, Walk& walk, i64 i, int first) {
+__device__ __forceinline__ void add_chunks(f32 (&accum)[4], Shared& shared, Walk& walk, i64 i, int first) {
   const Problem& problem = walk.problem;
   const int chunk = int(threadIdx.x) / 32 * kTogether * kChunk;
   const Place start = {chunk / walk.K, chunk % walk.K};
@@ -197,7 +197,7 @@ __device__ __forceinline__ void add_chunks(f32 (&sums)[4], Shared& shared, Walk&
     walk.ask_b(next, columns, at);
     following = walk.next_turn(at);
     walk.ask_columns(columns, following);
-    multiply(sums, shared, now);
+    multiply(accum, shared, now);
   };
 #pragma unroll 1
   while (true) {
@@ -219,19 +219,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_few(const __g
   for (i64 batch = blockIdx.y; batch < problem.batches; batch += gridDim.y)
     for (i64 unit = blockIdx.x; unit < problem.block_rows * parts; unit += gridDim.x) {
       const i64 i = unit / parts;
-      f32 sums[4] = {};
+      f32 accum[4] = {};
       walk.b = problem.b + batch * problem.b_batch;
-      add_chunks(sums, shared, walk, i, int(unit - i * parts) * kRows);
+      add_chunks(accum, shared, walk, i, int(unit - i * parts) * kRows);
 #pragma unroll
       for (int half = kWarps / 2; half > 0; half /= 2) {
         if (warp >= half && warp < 2 * half) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) shared.sums[warp - half][e][lane] = sums[e];
+          for (int e = 0; e < 4; ++e) shared.accum[warp - half][e][lane] = accum[e];
         }
         __syncthreads();
         if (warp < half) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) sums[e] += shared.sums[warp][e][lane];
+          for (int e = 0; e < 4; ++e) accum[e] += shared.accum[warp][e][lane];
         }
         __syncthreads();
       }
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_few(const __g
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int n = lane % 4 * 2 + e % 2;
-        if (n < problem.N) store_sum(problem, line + e / 2 * 8 * problem.c_row + n * problem.c_col, sums[e]);
+        if (n < problem.N) store_sum(problem, line + e / 2 * 8 * problem.c_row + n * problem.c_col, accum[e]);
       }
     }
 }

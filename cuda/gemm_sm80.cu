@@ -297,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     copier.columns = columns;
     copier.start(group, first, last);
 
-    Sums sums = {};
+    // Multiply the stages of the tile, and copy one ahead for each.
+    Accum accum = {};
     int k = 0;
     for (int left = (last - first) * ((K + kStageK - 1) / kStageK); left > 0; --left) {
       const u32 plan = __shfl_sync(0xffffffffu, copier.plan, from.at);
@@ -305,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       const int steps = min((K - k + kStepK - 1) / kStepK, kSteps);
       k = k + kStageK < K ? k + kStageK : 0;
       await(shared.full[from.at], from.phase);
-      multiply_stage(sums, fragments, present, steps);
+      multiply_stage(accum, fragments, present, steps);
       __syncwarp();
       arrive_if(thread % 32 == 0, shared.empty[from.at]);
       copier.copy();
@@ -315,6 +316,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       from.next();
     }
 
+    // Fetch the next item, then store.
     const int* places = &shared.places[warp_row_tile(opaque(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
     item += gridDim.x;
@@ -337,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
         Sum run[kRun];
 #pragma unroll
         for (int i = 0; i < kRun; ++i)
-          run[i] = sums[slice / 2][s + i % OperandB::kInterleave][slice % 2 * 2 + i / OperandB::kInterleave];
+          run[i] = accum[slice / 2][s + i % OperandB::kInterleave][slice % 2 * 2 + i / OperandB::kInterleave];
         store_run(problem, corner + row * problem.c_row, warp_n + OperandB::spread(s, lane % 4 * 2), columns, whole,
                   run);
       }

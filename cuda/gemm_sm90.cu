@@ -5,22 +5,17 @@
 // a ring of 4 to 8 stages of 128 bytes of K. The first two are consumers: 64 rows each with wgmma, or the same 64 rows
 // by half of the columns each where tiles are few. Row tiles of 64 and 128 rows come from shared memory, and a
 // warpgroup whose row tile lacks the block sits the stage out. Row tiles of 16 and 32 rows come through registers, with
-// zeros where a row tile lacks the block: sums that are not finite are computed again. Groups longer than a CTA's fair
-// share are cut into splits, which the last CTA adds in order. A delayed epilogue: half of C leaves at once, the other
-// half, as 16-bit words in registers, during the next tile. Blocks of 128 are limited by the tensor cores and the power
-// limit, blocks of 64 by the L2.
+// zeros where a row tile lacks the block: accumulators that are not finite are computed again. Groups longer than a
+// CTA's fair share are cut into splits, which the last CTA adds in order. A delayed epilogue: half of C leaves at once,
+// the other half, as 16-bit words in registers, during the next tile. Blocks of 128 are limited by the tensor cores and
+// the power limit, blocks of 64 by the L2.
 #include "common/gemm_sm90.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/reduce.cuh"
 #include "ptx/wgmma.cuh"
 
-// Row tiles of 64 and 128 rows fill a warpgroup: the copy engine copies A, which is multiplied from shared memory, and
-// a warpgroup whose row tile lacks a block skips the stage. Smaller row tiles share a warpgroup: A goes through
-// registers, which are zero where a row tile lacks the block. 0 x Inf is NaN, so sums that are not finite are
-// recomputed exactly.
-//
 // Float32 is multiplied as tf32 in two parts (PARTS = 2): B is a copy in two parts, one behind the other, and A is split
-// in registers. The tensor cores truncate what they add, so their sums extend over one stage only, and rounded
+// in registers. The tensor cores truncate what they add, so their accumulators extend over one stage only, and rounded
 // additions make the long sum.
 
 enum { kDirect, kRows, kColumns };  // how C is written: element by element, as tiles of rows, or as tiles of columns
@@ -49,9 +44,9 @@ static_assert(kParts == 1 || (kFromRegisters && sizeof(Element) == 4), "A is spl
 constexpr int kChunk = kDepth, kChunks = kFromRegisters ? kStageK / kChunk : 1;
 constexpr bool kFlat = FLAT;  // the part of a block for a row tile and a chunk is contiguous in memory
 constexpr bool kLines = kParts > 1 && !kFlat && kChunk == kStageK;  // or it has rows of 128 bytes
-constexpr bool kByEngine = kFlat || kLines;  // whether the copy engine copies such parts
+constexpr bool kByTma = kFlat || kLines;  // whether TMA copies such parts
 
-constexpr int kSums = kOwn / 2;                  // float32 sums per thread
+constexpr int kAccum = kOwn / 2;                 // float32 accumulators of a thread
 constexpr int kSlabs = kOwn / 64;                // slabs of 64 columns of C of a warpgroup
 // Whether fragments of A are loaded a stage ahead: 4 % faster here, slower in other cases.
 constexpr bool kAhead = kRowTileHeight == 32 && kDepth == 32 && kParts == 1;
@@ -59,7 +54,7 @@ constexpr int kWaiting = kAhead ? 1 : (kSlabs + 1) / 2;  // slabs of C that are 
 constexpr u32 kBytesA = kTileM * 128, kBytesB = kParts * kTileN * 128;
 constexpr u32 kBytesOut = 16 * 64 * 2;           // a warp's rows of one slab of C before they are stored
 // Bytes of one block for one row tile and chunk, if A goes through registers.
-constexpr u32 kPieceA = kRowTileHeight * kChunk * sizeof(Element);
+constexpr u32 kBlockBytes = kRowTileHeight * kChunk * sizeof(Element);
 // The bytes of B that one step copies, in one box or in one box per slab.
 constexpr int kBoxes = kBTransposed || kWide ? 1 : kTileN / 64;
 constexpr u32 kBytesK = (kFromRegisters ? kChunk : kStageK) * sizeof(Element);  // of a column of B, if K is the fastest index
@@ -83,7 +78,7 @@ struct alignas(1024) Shared {
 __device__ __forceinline__ int uniform_if_large(int x) { return kFromRegisters ? x : uniform(x); }
 __device__ __forceinline__ Tile uniform_if_large(const Tile& x) {
   const auto each = [](int field) { return uniform_if_large(field); };
-  return {each(x.group), each(x.first), each(x.last), each(x.piece), each(x.column), each(x.batch), each(x.number)};
+  return {each(x.group), each(x.first), each(x.last), each(x.split), each(x.column), each(x.batch), each(x.number)};
 }
 
 // Copies kDepth rows of B from `row` on, by the tile's columns; `box` is the slab if slabs are copied one by one.
@@ -98,20 +93,20 @@ __device__ __forceinline__ void copy_panel(const GemmSm90& problem, u32 to, int 
 // A warp's 16 rows of a tile on their way to C. The last kWaiting slabs wait in registers, rounded, and are stored one
 // by one while the next tile is multiplied; the others are stored at once, through shared memory that is free at that
 // moment.
-struct Leaving {
+struct DelayedEpilogue {
   u32 words[kWaiting * 16];
   int slabs = 0;  // slabs that wait
   int row, column, batch;
 
-  __device__ __forceinline__ void take(const GemmSm90& problem, Shared& shared, const float (&sums)[kSums], int at_row,
-                                       const Tile& tile) {
+  __device__ __forceinline__ void take(const GemmSm90& problem, Shared& shared, const float (&accum)[kAccum],
+                                       int at_row, const Tile& tile) {
     row = at_row, column = tile.column, batch = tile.batch;
     // A thread holds rows lane / 4 and lane / 4 + 8, columns 2 * (lane % 4) + 8 j and the next.
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       u32 now[16];
 #pragma unroll
-      for (int i = 0; i < 16; ++i) now[i] = pack<C>(sums[slab * 32 + 2 * i], sums[slab * 32 + 2 * i + 1]);
+      for (int i = 0; i < 16; ++i) now[i] = pack<C>(accum[slab * 32 + 2 * i], accum[slab * 32 + 2 * i + 1]);
       if (slab < kSlabs - kWaiting) {
         store(problem, shared, slab, now);
       } else {
@@ -163,11 +158,11 @@ struct Leaving {
 
 // --------------------------------------------------------------------------------------------- row tiles of 64 and 128
 // One warp copies panels of B, another one blocks of A.
-__device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shared, int warp) {
+__device__ __forceinline__ void produce_large(const GemmSm90& problem, Shared& shared, int warp) {
   const int R = problem.product.R, K = problem.product.K;
   if (warp == 0) {
     const u64 again = evict_last();
-    feed_b(problem, shared, [&](int stage, int row, int, const Tile& tile) {
+    produce_b(problem, shared, [&](int stage, int row, int, const Tile& tile) {
       const u32 full = shared_address(&shared.full[stage]), b = shared_address(shared.b[stage]);
       barrier_expect(full, kStepB);
 #pragma unroll
@@ -177,7 +172,7 @@ __device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shar
   if (warp == 1) {
     constexpr u32 kBytes = kRowTileHeight * (kATransposed ? kDepth * sizeof(Element) : 128);
     const u64 once = problem.keep_a ? evict_last() : evict_first();
-    feed_a<kRowTiles>(problem, shared, kBytes, [&](int stage, int row_tile, int block, int row, int k) {
+    produce_a<kRowTiles>(problem, shared, kBytes, [&](int stage, int row_tile, int block, int row, int k) {
       const u32 full = shared_address(&shared.full[stage]), a = shared_address(shared.a[stage]);
       if constexpr (kATransposed) {
 #pragma unroll
@@ -190,7 +185,8 @@ __device__ __forceinline__ void feed_large(const GemmSm90& problem, Shared& shar
   }
 }
 
-// NVRTC before 12.9 runs the products one after the other (C7515) if the first one is the first to write to the sums.
+// NVRTC before 12.9 runs the products one after the other (C7515) if the first one is the first to write to the
+// accumulators.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1209
 constexpr bool kClearsFirst = true;
 #else
@@ -199,23 +195,24 @@ constexpr bool kClearsFirst = false;
 
 // Starts the products of one stage: kSteps times 32 bytes of K. The fence belongs to the branch in which this is
 // called.
-template <int kSteps> __device__ __forceinline__ void multiply(float (&sums)[kSums], u32 a, u32 b, bool& any) {
+template <int kSteps> __device__ __forceinline__ void multiply(float (&accum)[kAccum], u32 a, u32 b, bool& any) {
   const u64 from_a = kATransposed ? wgmma_descriptor(a, kDepth * 128, 1024) : wgmma_descriptor(a, 16, 1024);
   const u64 from_b = kBTransposed ? wgmma_descriptor(b, 16, 1024) : wgmma_descriptor(b, kDepth * 128, 1024);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    wgmma<kATransposed, !kBTransposed>(sums, any, from_a + step * (kATransposed ? 2048 : 32) / 16,
+    wgmma<kATransposed, !kBTransposed>(accum, any, from_a + step * (kATransposed ? 2048 : 32) / 16,
                                        from_b + step * (kBTransposed ? 32 : 2048) / 16);
     any = true;
   }
   wgmma_commit();
 }
 
-// Returns whether the sums are set; the first product writes to them without reading them unless they were cleared.
+// Returns whether the accumulators are set; the first product writes to them without reading them unless they were
+// cleared.
 __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                              Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
-  if constexpr (kClearsFirst) clear(sums);
+                                              Ring<kStages>& ring, float (&accum)[kAccum], DelayedEpilogue& epilogue) {
+  if constexpr (kClearsFirst) clear(accum);
   bool any = kClearsFirst;
   const int K = problem.product.K;
   const bool signals = threadIdx.x % 32 == 0;
@@ -232,8 +229,8 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
       if constexpr (kTurns) mine = turn == warpgroup, turn ^= 1;
       if constexpr (kRowTiles > 1) mine = __any_sync(0xffffffffu, shared.present[ring.at] >> warpgroup & 1);
       if (mine) {
-        if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(sums, a, b, any);
-        else multiply<kDepth / MMA_K>(sums, a, b, any);
+        if (kTail > 0 && k + kDepth > K) multiply<kTail / MMA_K>(accum, a, b, any);
+        else multiply<kDepth / MMA_K>(accum, a, b, any);
         wgmma_wait<1>();
       } else {
         wgmma_wait<0>();
@@ -242,7 +239,7 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
       arrive_if(signals && previous >= 0, shared.empty[max(previous, 0)]);
       arrive_if(signals && !mine, shared.empty[ring.at]);
       previous = mine ? ring.at : -1;
-      leaving.step(problem, shared);
+      epilogue.step(problem, shared);
       ring.next();
     }
   }
@@ -251,31 +248,31 @@ __device__ __forceinline__ bool multiply_tile(const GemmSm90& problem, Shared& s
   return any;
 }
 
-// Adds the sums of the second warpgroup to those of the first, through the memory where the second one's slabs of C would
-// wait for their stores. Returns whether this is the warpgroup that has the sums now.
-__device__ __forceinline__ bool join_turns(Shared& shared, int warpgroup, float (&sums)[kSums]) {
-  static_assert(!kTurns || kSums * 128 * sizeof(float) == 8 * kBytesOut, "the room of four warps");
+// Adds the accumulators of the second warpgroup to those of the first, through the memory where the second one's slabs
+// of C would wait for their stores. Returns whether this is the warpgroup that has the sums now.
+__device__ __forceinline__ bool join_turns(Shared& shared, int warpgroup, float (&accum)[kAccum]) {
+  static_assert(!kTurns || kAccum * 128 * sizeof(float) == 8 * kBytesOut, "the room of four warps");
   float* room = reinterpret_cast<float*>(shared.out[8]) + threadIdx.x % 128;
   if (warpgroup == 1) {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) room[e * 128] = sums[e];
+    for (int e = 0; e < kAccum; ++e) room[e * 128] = accum[e];
   }
   two_warpgroups_sync(3);
   if (warpgroup == 0) {
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) sums[e] += room[e * 128];
+    for (int e = 0; e < kAccum; ++e) accum[e] += room[e * 128];
   }
   two_warpgroups_sync(3);
   return warpgroup == 0;
 }
 
 // --------------------------------------------------------------------------------------------- row tiles of 16 and 32
-// Each of four warps feeds every fourth stage; the first also claims tiles. A lane knows the block of one (chunk, row
-// tile) and copies it, if it is contiguous, in lines of 128 bytes that the copy engine swizzles. Otherwise the warp
-// copies block after block, 16 bytes per lane: the pieces of a block's rows are then stored column by column. In both
-// cases the 8 rows that ldmatrix reads at a time are neighbours.
-__device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shared) {
-  const Walk walk(problem);
+// Each of four warps fills every fourth stage; the first also claims tiles. A lane knows the block of one (chunk, row
+// tile) and copies it, if it is contiguous, in lines of 128 bytes that TMA swizzles. Otherwise the warp copies block
+// after block, 16 bytes per lane: the units of a block's rows are then stored column by column. In both cases the 8
+// rows that ldmatrix reads at a time are neighbours.
+__device__ __forceinline__ void produce_small(const GemmSm90& problem, Shared& shared) {
+  const TileScheduler scheduler(problem);
   const Schedule& schedule = problem.schedule;
   const int R = problem.product.R, K = problem.product.K;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -287,12 +284,12 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
   Ring<kTiles> claims, tiles;
   u32 stages = 0;  // stages of the tiles before
   int claimed = blockIdx.x;
-  if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(claimed));
+  if (threadIdx.x % 128 == 0) publish(shared, claims, scheduler.at(claimed));
   while (true) {
     const Tile tile = next_tile(shared, tiles);
-    let_go(shared, tiles);
+    release_tile(shared, tiles);
     if (tile.group < 0) break;
-    if (threadIdx.x % 128 == 0) claimed = walk.after(claimed);
+    if (threadIdx.x % 128 == 0) claimed = scheduler.after(claimed);
     const int chunks = (tile.last - tile.first) * per_block;
     const int sub = max(schedule.row_tiles[tile.group * kRowTiles + row_tile], 0) * kRowTileHeight % R;
     // What this lane copies for the stage that starts with chunk c: a block of A, and a panel of B.
@@ -320,28 +317,28 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
       wait(shared.empty[at], number / kStages % 2 ^ 1);
       if (lane == 0) {
         shared.present[at] = present;
-        barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kByEngine ? __popc(present) * kPieceA : 0));
+        barrier_expect(full, min(kChunks, chunks - c) * kStepB + (kByTma ? __popc(present) * kBlockBytes : 0));
       }
       __syncwarp();
       if (my_row >= 0) copy_panel(problem, b, lane % kBoxes, my_row, tile, full, again);
       if constexpr (kFlat) {
-        if (my_block >= 0) copy_tile(a + lane * kPieceA, &problem.a, 0, line, full, once);
+        if (my_block >= 0) copy_tile(a + lane * kBlockBytes, &problem.a, 0, line, full, once);
       } else if constexpr (kLines) {
-        if (my_block >= 0) copy_tile(a + lane * kPieceA, &problem.a, k0, my_block * R + sub, full, once);
+        if (my_block >= 0) copy_tile(a + lane * kBlockBytes, &problem.a, k0, my_block * R + sub, full, once);
       } else {
 #pragma unroll 1
         for (u32 left = present; left; left &= left - 1) {
           const int pair = __ffs(left) - 1;
           const i64 p = __shfl_sync(0xffffffffu, my_block, pair);
           const int first = __shfl_sync(0xffffffffu, sub, pair), k = __shfl_sync(0xffffffffu, k0, pair);
-          // The stored piece has kHigh rows of kPieces * 16 bytes. A lane takes every kStride-th row of one column.
-          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kPieces = (kATransposed ? kRowTileHeight : kChunk) / kUnit;
-          constexpr int kStride = 32 / kPieces;
+          // The stored part has kHigh rows of kUnits * 16 bytes. A lane takes every kStride-th row of one column.
+          constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight;
+          constexpr int kUnits = (kATransposed ? kRowTileHeight : kChunk) / kUnit, kStride = 32 / kUnits;
           const int pitch = kATransposed ? R : K;
-          const int x = (kATransposed ? first : k) + lane % kPieces * kUnit;
-          const int y = (kATransposed ? k : first) + lane / kPieces;
+          const int x = (kATransposed ? first : k) + lane % kUnits * kUnit;
+          const int y = (kATransposed ? k : first) + lane / kUnits;
           const Element* from = problem.product.data + (p * R * K + y * pitch + x);
-          u32 to = a + pair * kPieceA + (lane % kPieces * kHigh + lane / kPieces) * 16;
+          u32 to = a + pair * kBlockBytes + (lane % kUnits * kHigh + lane / kUnits) * 16;
 #pragma unroll
           for (int i = 0; i < kHigh / kStride; ++i, from += kStride * pitch, to += kStride * 16) copy_16(to, from);
         }
@@ -349,23 +346,23 @@ __device__ __forceinline__ void feed_small(const GemmSm90& problem, Shared& shar
       }
     }
     stages += (chunks + kChunks - 1) / kChunks;
-    if (threadIdx.x % 128 == 0) publish(shared, claims, walk.at(claimed));
+    if (threadIdx.x % 128 == 0) publish(shared, claims, scheduler.at(claimed));
   }
 }
 
 // The offset of the 16 bytes whose address a lane gives to ldmatrix for the 16 rows of a row tile from m on: of row
-// y of the stored piece, from x on.
+// y of the stored part, from x on.
 __device__ __forceinline__ u32 fragment_offset(int row_tile, int m, int step, int lane) {
   const int y = kATransposed ? step * 16 + lane / 16 * 8 + lane % 8 : m + lane % 16;
   const int x = kATransposed ? m + lane / 8 % 2 * 8 : (step * 2 + lane / 16) * kUnit;
   constexpr int kHigh = kATransposed ? kChunk : kRowTileHeight, kWidth = kATransposed ? kRowTileHeight : kChunk;
-  const u32 line = row_tile * kPieceA + (y * kWidth + x) * sizeof(Element);
-  return kByEngine ? line ^ (line >> 3 & 0x70) : row_tile * kPieceA + (x / kUnit * kHigh + y) * 16;
+  const u32 line = row_tile * kBlockBytes + (y * kWidth + x) * sizeof(Element);
+  return kByTma ? line ^ (line >> 3 & 0x70) : row_tile * kBlockBytes + (x / kUnit * kHigh + y) * 16;
 }
 
 // x = high + low: `high`, which replaces x, is x rounded to nearest with 11 bits, `low` is the remainder, of whose 12
 // bits the tensor cores truncate the last. Numbers that round to infinity, and infinity itself, give infinity and NaN.
-__device__ __forceinline__ void split(u32& x, u32& low) {
+__device__ __forceinline__ void split_tf32(u32& x, u32& low) {
   const f32 whole = __uint_as_float(x);
   x = (x + 0x1000u) & 0xffffe000u;
   low = __float_as_uint(whole - __uint_as_float(x));
@@ -386,7 +383,8 @@ struct Fragments {
     for (int q = 0; q < kChunks; ++q) {
       if (present >> (q * kRowTiles + row_tile) & 1) {
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) load_step(x[q][step], a + q * (kRowTiles * kPieceA) + offsets[step]);
+        for (int step = 0; step < kSteps; ++step)
+          load_step(x[q][step], a + q * (kRowTiles * kBlockBytes) + offsets[step]);
       } else {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
@@ -400,13 +398,13 @@ struct Fragments {
     load_matrix_x4<kATransposed>(y[0], from);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if constexpr (kParts == 2) split(y[0][i], y[kParts - 1][i]);
+      if constexpr (kParts == 2) split_tf32(y[0][i], y[kParts - 1][i]);
       else if constexpr (sizeof(Element) == 4) y[0][i] = rounded_tf32(y[0][i]);
     }
   }
-  // Starts the products with a stage's part of B, which is at b. Sums that are not set are not read; returns whether
-  // they are set.
-  __device__ __forceinline__ bool multiply(float (&sums)[kSums], u32 b, int warpgroup, bool any) const {
+  // Starts the products with a stage's part of B, which is at b. Accumulators that are not set are not read; returns
+  // whether they are set.
+  __device__ __forceinline__ bool multiply(float (&accum)[kAccum], u32 b, int warpgroup, bool any) const {
     constexpr u32 kMine = (1u << kRowTiles / 2) - 1;  // the row tiles of one warpgroup
     constexpr u32 kStep = kBTransposed ? 32 : 2048;
     const u64 start = kBTransposed ? wgmma_descriptor(b, 16, kBytesK * 8, kBytesK)
@@ -421,10 +419,10 @@ struct Fragments {
       for (int small = 0; small < 2 * (kParts - 1); ++small)
 #pragma unroll
         for (int step = 0; step < kSteps; ++step, any = true)
-          wgmma<!kBTransposed>(sums, any, x[q][step][1 - small], from + (small * kPartB + step * kStep) / 16);
+          wgmma<!kBTransposed>(accum, any, x[q][step][1 - small], from + (small * kPartB + step * kStep) / 16);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step, any = true)
-        wgmma<!kBTransposed>(sums, any, x[q][step][0], from + step * kStep / 16);
+        wgmma<!kBTransposed>(accum, any, x[q][step][0], from + step * kStep / 16);
       wgmma_commit();
     }
     return any;
@@ -432,14 +430,14 @@ struct Fragments {
 };
 
 __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                               Ring<kStages>& ring, float (&sums)[kSums], Leaving& leaving) {
+                                               Ring<kStages>& ring, float (&accum)[kAccum], DelayedEpilogue& epilogue) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int row = warpgroup * 64 + warp * 16, row_tile = row / kRowTileHeight, m = row % kRowTileHeight;
   u32 offsets[Fragments::kSteps];
 #pragma unroll
   for (int step = 0; step < Fragments::kSteps; ++step) offsets[step] = fragment_offset(row_tile, m, step, lane);
   const auto multiply = [&](const Fragments& f) {
-    f.multiply(sums, shared_address(shared.b[ring.at]), warpgroup, true);
+    f.multiply(accum, shared_address(shared.b[ring.at]), warpgroup, true);
   };
   const auto release = [&] {
     wgmma_wait<0>();
@@ -453,13 +451,13 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
     for (int s = 0; s < stages; ++s) {
       Fragments f;
       f.load(shared, ahead, row_tile, offsets);
-      float part[kSums];
+      float part[kAccum];
       if constexpr (kClearsFirst) clear(part);
       const bool any = f.multiply(part, shared_address(shared.b[ring.at]), warpgroup, kClearsFirst);
       release();
       if (!any) continue;
 #pragma unroll
-      for (int e = 0; e < kSums; ++e) sums[e] += part[e];
+      for (int e = 0; e < kAccum; ++e) accum[e] += part[e];
     }
     return;
   }
@@ -468,7 +466,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
       Fragments f;
       f.load(shared, ahead, row_tile, offsets);
       multiply(f);
-      leaving.step(problem, shared);
+      epilogue.step(problem, shared);
       release();
     }
     return;
@@ -479,7 +477,7 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
   for (int s = 0; s < stages; s += 2) {
     multiply(even);
     if (s + 1 < stages) odd.load(shared, ahead, row_tile, offsets);
-    leaving.step(problem, shared);
+    epilogue.step(problem, shared);
     release();
     if (s + 1 == stages) break;
     multiply(odd);
@@ -489,19 +487,19 @@ __device__ __forceinline__ void multiply_small(const GemmSm90& problem, Shared& 
 }
 
 // ------------------------------------------------------------------------------------------------------ the result
-// Which sums are not finite, perhaps because 0 for an absent block was multiplied with Inf.
-struct Spoiled {
-  u32 bits[kSums / 32] = {};
+// Which accumulators are not finite, perhaps because 0 for an absent block was multiplied with Inf.
+struct NonFinite {
+  u32 bits[kAccum / 32] = {};
   bool any = false;
 
-  __device__ __forceinline__ void look_at(const float (&sums)[kSums]) {
+  __device__ __forceinline__ void look_at(const float (&accum)[kAccum]) {
     float probe = 0;
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) probe = fmaf(sums[e], 0.f, probe);
+    for (int e = 0; e < kAccum; ++e) probe = fmaf(accum[e], 0.f, probe);
     any = probe != 0;
     if (!any) return;
 #pragma unroll
-    for (int e = 0; e < kSums; ++e) bits[e / 32] |= u32(sums[e] * 0.f != 0) << (e % 32);
+    for (int e = 0; e < kAccum; ++e) bits[e / 32] |= u32(accum[e] * 0.f != 0) << (e % 32);
   }
 };
 
@@ -511,10 +509,10 @@ __device__ __forceinline__ void store_element(const Operands& product, C* target
 }
 
 // Stores a warp's 16 rows, scaled and added to the old C, for any strides of C. They go through shared memory, so that
-// lanes run along the rows or the columns of C, whichever are closer together. Sums that are not finite are skipped,
+// lanes run along the rows or the columns of C, whichever are closer together. Those that are not finite are skipped,
 // since they are recomputed.
 __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
-                                               const float (&sums)[kSums]) {
+                                               const float (&accum)[kAccum]) {
   const auto& product = problem.product;
   const int lane = threadIdx.x % 32;
   float* room = reinterpret_cast<float*>(shared.out[threadIdx.x / 32 * 2]);  // 16 x 64, swizzled by 8 columns
@@ -527,7 +525,7 @@ __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& 
     for (int e = 0; e < 32; e += 2) {  // held: rows lane / 4 and + 8, columns 2 * (lane % 4) + 8 j and the next
       const int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2;
       *reinterpret_cast<float2*>(room + row * 64 + (column ^ row % 8 * 8)) =
-          make_float2(sums[slab * 32 + e], sums[slab * 32 + e + 1]);
+          make_float2(accum[slab * 32 + e], accum[slab * 32 + e + 1]);
     }
     __syncwarp();
 #pragma unroll 4
@@ -544,20 +542,20 @@ __device__ __forceinline__ void store_elements(const GemmSm90& problem, Shared& 
 
 // Stores a warp's 16 rows to C, at once or slab by slab while the next tile is multiplied.
 __device__ __forceinline__ void store(const GemmSm90& problem, Shared& shared, const Tile& tile, i64 row0,
-                                      float (&sums)[kSums], Leaving& leaving) {
+                                      float (&accum)[kAccum], DelayedEpilogue& epilogue) {
   if constexpr (kStore == kDirect) {
-    store_elements(problem, shared, tile, row0, sums);
+    store_elements(problem, shared, tile, row0, accum);
   } else {
     if (problem.product.alpha != 1) {
 #pragma unroll
-      for (int e = 0; e < kSums; ++e) sums[e] *= problem.product.alpha;
+      for (int e = 0; e < kAccum; ++e) accum[e] *= problem.product.alpha;
     }
-    leaving.finish(problem, shared);
-    leaving.take(problem, shared, sums, int(row0), tile);
+    epilogue.finish(problem, shared);
+    epilogue.take(problem, shared, accum, int(row0), tile);
   }
 }
 
-// Computes one element block by block, for sums that an absent block may have made NaN.
+// Computes one element block by block, for accumulators that an absent block may have made NaN.
 __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int last, int row_tile, int row, i64 column,
                                         int batch) {
   const auto& product = problem.product;
@@ -580,7 +578,7 @@ __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int 
 
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int s = 0; s < kStages; ++s) {
-    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kByEngine ? 1 : 1 + 32);
+    barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kByTma ? 1 : 1 + 32);
     barrier_init(shared_address(&shared.empty[s]), kConsumers * 4);
   }
   for (int s = 0; s < kTiles; ++s) {
@@ -596,62 +594,75 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
   const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+
+  // One thread sets up the barriers, while a warp asks for the lists that the first copies wait for.
   if (threadIdx.x == 0) {
     prefetch_map(&problem.a);
     prefetch_map(&problem.b);
     if constexpr (kStore != kDirect) prefetch_map(&problem.c);
     init_barriers(shared);
   }
-  if (threadIdx.x / 32 == 1) request_lists<kRowTiles>(problem);
+  if (threadIdx.x / 32 == 1) prefetch_lists<kRowTiles>(problem);
 #ifdef STRESS  // stages start as NaN, so that a product of data that was never copied is noticed
   for (u32 i = threadIdx.x; i < kStages * (kBytesA + kBytesB) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.a)[i] = 0xffffffffu;
   proxy_fence();
 #endif
   __syncthreads();
+
+  // The last warpgroup fills the ring; the others empty it, with the registers that it gives back.
   if (warpgroup == kConsumers) {
     fewer_registers<56>();
-    if constexpr (kFromRegisters) { feed_small(problem, shared); } else { feed_large(problem, shared, warp); }
+    if constexpr (kFromRegisters) { produce_small(problem, shared); } else { produce_large(problem, shared, warp); }
   } else {
     more_registers<224>();
     const int warp_row = (kLow || kTurns ? 0 : warpgroup * 64) + warp * 16, row_tile = warp_row / kRowTileHeight;
     Ring<kStages> ring;
     Ring<kTiles> tiles;
-    Leaving leaving;
+    DelayedEpilogue epilogue;
     while (true) {
+      // Take the tile that the producer has claimed.
       const Tile& found = next_tile(shared, tiles);
       Tile now = uniform_if_large(found);
       if (now.group < 0) break;
       if constexpr (kLow) now.column += warpgroup * kOwn;
       const int row_tile_number = uniform_if_large(problem.schedule.row_tiles[now.group * kRowTiles + row_tile]);
-      float sums[kSums];
+
+      // Multiply its stages, while what waits of the tile before is stored.
+      float accum[kAccum];
       if constexpr (kFromRegisters) {
-        clear(sums);
-        multiply_small(problem, shared, now, warpgroup, ring, sums, leaving);
+        clear(accum);
+        multiply_small(problem, shared, now, warpgroup, ring, accum, epilogue);
       } else {
-        if (!multiply_tile(problem, shared, now, warpgroup, ring, sums, leaving)) clear(sums);
+        if (!multiply_tile(problem, shared, now, warpgroup, ring, accum, epilogue)) clear(accum);
       }
-      let_go(shared, tiles);
-      if constexpr (kTurns) { if (!join_turns(shared, warpgroup, sums)) continue; }
+      release_tile(shared, tiles);
+
+      // Add the other warpgroup's accumulators, and the other splits of the group; one CTA stores the sums.
+      if constexpr (kTurns) { if (!join_turns(shared, warpgroup, accum)) continue; }
       int first = now.first, last = now.last;
-      if (now.piece >= 0) {
-        if (!gather(problem, shared, now, warpgroup, sums)) continue;
-        const int4 split = problem.schedule.splits[now.piece];
-        first = split.z, last = split.w;
+      if (now.split >= 0) {
+        if (!gather(problem, shared, now, warpgroup, accum)) continue;
+        const int4 of_group = problem.schedule.splits[now.split];
+        first = of_group.z, last = of_group.w;
       }
       if (row_tile_number < 0) continue;
-      Spoiled spoiled;
-      if constexpr (kFromRegisters) spoiled.look_at(sums);
+
+      // Store a part of the rows now, the others during the next tile.
+      NonFinite non_finite;
+      if constexpr (kFromRegisters) non_finite.look_at(accum);
       const i64 row0 = i64(row_tile_number) * kRowTileHeight + warp_row % kRowTileHeight;
-      store(problem, shared, now, row0, sums, leaving);
+      store(problem, shared, now, row0, accum, epilogue);
+
+      // Compute exactly what the zeros of absent blocks may have made NaN.
       if constexpr (kFromRegisters) {
-        if (!__any_sync(0xffffffffu, spoiled.any)) continue;
-        leaving.finish(problem, shared);
+        if (!__any_sync(0xffffffffu, non_finite.any)) continue;
+        epilogue.finish(problem, shared);
         if (kStore != kDirect && lane == 0) store_wait();
         __syncwarp();
 #pragma unroll
-        for (int word = 0; word < kSums / 32; ++word) {
-          for (u32 left = spoiled.bits[word]; left; left &= left - 1) {
+        for (int word = 0; word < kAccum / 32; ++word) {
+          for (u32 left = non_finite.bits[word]; left; left &= left - 1) {
             const int e = word * 32 + __ffs(left) - 1;
             const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = now.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
             if (n >= product.N) continue;
@@ -662,9 +673,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         }
       }
     }
-    leaving.finish(problem, shared);
+    epilogue.finish(problem, shared);
     if (kStore != kDirect && lane == 0) store_wait_read<0>();
   }
+
+  // The last CTA sets the counters to zero for the next launch.
   __syncwarp();
   __syncthreads();
   if (threadIdx.x == 0) leave_counters(problem.schedule.counters);

@@ -14,8 +14,8 @@
 #include "ptx/wgmma_odd.cuh"
 
 // CTAs are persistent and claim tiles of kRowTiles * kRowTileHeight x kTileN: one group of row tiles (see Schedule) by
-// kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup copies operands into a
-// ring of stages. The first two multiply half of the columns each, and leave out row tiles that lack a block.
+// kTileN columns, computed over the union of the row tiles' block columns. The last warpgroup is the producer, which
+// fills a ring of stages. The first two are consumers: half of the columns each, without row tiles that lack a block.
 
 constexpr bool kCut = CUT;
 constexpr bool kWide = WIDE;                  // N is a multiple of 64: one copy has all slabs of a panel
@@ -23,9 +23,9 @@ constexpr int kRowTiles = ROW_TILES;
 constexpr int kSlabs = kTileN / 64;           // slabs of 64 columns of a tile
 constexpr int kOwn = kSlabs / kConsumers;     // slabs of a warpgroup
 constexpr int kRooms = ROOMS;                 // slabs of C that a warpgroup has in shared memory while they are stored
-constexpr int kSlabSums = kRowTileHeight / 2;  // float32 sums of a thread for one slab and row tile
+constexpr int kSlabAccum = kRowTileHeight / 2;  // float32 accumulators of a thread for one slab and row tile
 constexpr int kOutRows = (kRowTileHeight + 15) / 16 * 16;  // stmatrix writes 16 rows at a time
-constexpr int kSums = kRowTiles * kOwn * kSlabSums;
+constexpr int kAccum = kRowTiles * kOwn * kSlabAccum;
 constexpr int kBoxes = kWide ? 1 : kSlabs;
 // A row of A in a stage: kDepth columns, rounded up to what a swizzled line can have.
 constexpr int kLine = kDepth <= 16 ? 32 : kDepth <= 32 ? 64 : 128;
@@ -44,7 +44,7 @@ struct alignas(1024) Shared {
   int last[kConsumers];
 };
 
-using Sums = float[kRowTiles][kOwn][kSlabSums];
+using Accum = float[kRowTiles][kOwn][kSlabAccum];
 
 // The rows of all row tiles of a block row.
 __device__ __forceinline__ int rows_of(int R) {
@@ -53,11 +53,11 @@ __device__ __forceinline__ int rows_of(int R) {
 
 // ------------------------------------------------------------------------------------------------- copying operands
 // One warp copies panels of B, 16 rows at a time, another one blocks of A.
-__device__ __forceinline__ void feed(const GemmSm90& problem, Shared& shared, int warp) {
+__device__ __forceinline__ void produce(const GemmSm90& problem, Shared& shared, int warp) {
   const int R = problem.product.R, K = problem.product.K;
   if (warp == 0) {
     const u64 again = evict_last();
-    feed_b(problem, shared, [&](int stage, int row, int k, const Tile& tile) {
+    produce_b(problem, shared, [&](int stage, int row, int k, const Tile& tile) {
       const u32 full = shared_address(&shared.full[stage]), b = shared_address(shared.b[stage]);
       const int steps = (kTail > 0 && k + kDepth > K ? kTail : kDepth) / 16;
       barrier_expect(full, steps * kBytesStep);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void feed(const GemmSm90& problem, Shared& shared, in
   }
   if (warp == 1) {
     const u64 once = problem.keep_a ? evict_last() : evict_first();
-    feed_a<kRowTiles>(problem, shared, kBytesA, [&](int stage, int row_tile, int block, int row, int k) {
+    produce_a<kRowTiles>(problem, shared, kBytesA, [&](int stage, int row_tile, int block, int row, int k) {
       copy_tile(shared_address(shared.a[stage][row_tile]), &problem.a, k, block * R + row,
                 shared_address(&shared.full[stage]), once);
     }, rows_of(R));
@@ -93,14 +93,15 @@ __device__ __forceinline__ void feed(const GemmSm90& problem, Shared& shared, in
 // Starts the products of one stage for one row tile. The fence and the end of the group belong to the branch in which
 // this is called.
 template <int kSteps>
-__device__ __forceinline__ void multiply(float (&sums)[kOwn][kSlabSums], u32 a, u32 b, bool& any) {
+__device__ __forceinline__ void multiply(float (&accum)[kOwn][kSlabAccum], u32 a, u32 b, bool& any) {
   const u64 from_a = wgmma_descriptor(a, 16, 8 * kLine, kLine), from_b = wgmma_descriptor(b, kBytesSlab, 1024);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
     for (int slab = 0; slab < kOwn; ++slab)
-      wgmma<true, false>(sums[slab], any, from_b + (step * kBytesStep + slab * kBytesSlab) / 16, from_a + step * 32 / 16);
+      wgmma<true, false>(accum[slab], any, from_b + (step * kBytesStep + slab * kBytesSlab) / 16,
+                         from_a + step * 32 / 16);
     any = true;
   }
   wgmma_commit();
@@ -110,9 +111,9 @@ __device__ __forceinline__ void multiply(float (&sums)[kOwn][kSlabSums], u32 a, 
 struct Products {
   Shared& shared;
   Ring<kStages>& ring;
-  Sums& sums;
+  Accum& accum;
   const u32 offset;         // of the warpgroup's columns in a panel of B
-  bool any[kRowTiles] = {};  // whether a row tile's sums were written
+  bool any[kRowTiles] = {};  // whether a row tile's accumulators were written
   int previous = -1;        // stage whose products may still be running
 
   template <int kSteps> __device__ __forceinline__ void step() {
@@ -125,7 +126,7 @@ struct Products {
     }
 #pragma unroll
     for (int s = 0; s < kRowTiles; ++s)
-      if (kRowTiles == 1 || present >> s & 1) multiply<kSteps>(sums[s], a + s * kBytesA, b, any[s]);
+      if (kRowTiles == 1 || present >> s & 1) multiply<kSteps>(accum[s], a + s * kBytesA, b, any[s]);
     release<1>();
     previous = ring.at;
     ring.next();
@@ -137,11 +138,11 @@ struct Products {
   }
 };
 
-// Sums of row tiles without any product are zero.
+// Accumulators of row tiles without any product are zero.
 __device__ __forceinline__ void multiply_tile(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                              Ring<kStages>& ring, Sums& sums) {
+                                              Ring<kStages>& ring, Accum& accum) {
   const int K = kCut ? (problem.product.K + 15) / 16 * 16 : problem.product.K;
-  Products products{shared, ring, sums, warpgroup * kOwn * kBytesSlab};
+  Products products{shared, ring, accum, warpgroup * kOwn * kBytesSlab};
   for (int e = tile.first; e < tile.last; ++e) {
     for (int k = kDepth; k <= K; k += kDepth) products.step<kDepth / 16>();
     if constexpr (kTail > 0) products.step<kTail / 16>();
@@ -151,14 +152,14 @@ __device__ __forceinline__ void multiply_tile(const GemmSm90& problem, Shared& s
   for (int s = 0; s < kRowTiles; ++s) {
     if (products.any[s]) continue;
 #pragma unroll
-    for (int e = 0; e < kOwn * kSlabSums; ++e) sums[s][e / kSlabSums][e % kSlabSums] = 0;
+    for (int e = 0; e < kOwn * kSlabAccum; ++e) accum[s][e / kSlabAccum][e % kSlabAccum] = 0;
   }
 }
 
 // ------------------------------------------------------------------------------------------------------ the result
 // Stores a row tile's rows by 64 columns of C from shared memory, while the next slab or tile is computed.
 __device__ __forceinline__ void store_slab(const GemmSm90& problem, Shared& shared, const Tile& tile, int row, int slab,
-                                           int room, const float (&sums)[kSlabSums]) {
+                                           int room, const float (&accum)[kSlabAccum]) {
   const int warpgroup = threadIdx.x / 128, warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   const float alpha = problem.product.alpha;
   const u32 out = shared_address(shared.out[warpgroup][room]);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void store_slab(const GemmSm90& problem, Shared& shar
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int e = rows * 8 + 2 * i;
-      words[i] = e < kSlabSums ? pack<C>(alpha * sums[min(e, kSlabSums - 2)], alpha * sums[min(e, kSlabSums - 2) + 1]) : 0;
+      words[i] = e < kSlabAccum ? pack<C>(alpha * accum[min(e, kSlabAccum - 2)], alpha * accum[min(e, kSlabAccum - 2) + 1]) : 0;
     }
     const u32 at = (rows * 16 + lane / 16 * 8 + lane % 8) * 128 + (warp * 2 + lane / 8 % 2) * 16;
     store_matrix_x4<true>(out + (at ^ (at >> 3 & 0x70)), words[0], words[1], words[2], words[3]);
@@ -200,28 +201,29 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
   barrier_init_fence();
 }
 
-// What a warpgroup does that multiplies.
-__device__ __forceinline__ void compute(const GemmSm90& problem, Shared& shared, int warpgroup) {
+// What a consumer warpgroup does.
+__device__ __forceinline__ void consume(const GemmSm90& problem, Shared& shared, int warpgroup) {
   Ring<kStages> ring;
   Ring<kTiles> tiles;
   Ring<kRooms> rooms;
   while (true) {
     const Tile& found = next_tile(shared, tiles);
     const auto each = [](int field) { return uniform(field); };
-    const Tile now = {each(found.group), each(found.first), each(found.last),  each(found.piece),
+    const Tile now = {each(found.group), each(found.first), each(found.last),  each(found.split),
                       each(found.column), each(found.batch), each(found.number)};
     if (now.group < 0) break;
-    let_go(shared, tiles);
-    Sums sums;
-    multiply_tile(problem, shared, now, warpgroup, ring, sums);
-    if (now.piece >= 0 && !gather(problem, shared, now, warpgroup, reinterpret_cast<float (&)[kSums]>(sums))) continue;
+    release_tile(shared, tiles);
+    Accum accum;
+    multiply_tile(problem, shared, now, warpgroup, ring, accum);
+    auto& all = reinterpret_cast<float (&)[kAccum]>(accum);
+    if (now.split >= 0 && !gather(problem, shared, now, warpgroup, all)) continue;
 #pragma unroll
     for (int s = 0; s < kRowTiles; ++s) {
       const int row_tile = uniform(problem.schedule.row_tiles[now.group * kRowTiles + s]);
       if (row_tile < 0) continue;
 #pragma unroll
       for (int slab = 0; slab < kOwn; ++slab, rooms.next())
-        store_slab(problem, shared, now, row_tile * kRowTileHeight, warpgroup * kOwn + slab, rooms.at, sums[s][slab]);
+        store_slab(problem, shared, now, row_tile * kRowTileHeight, warpgroup * kOwn + slab, rooms.at, accum[s][slab]);
     }
   }
   if (threadIdx.x % 128 == 0) store_wait_read<0>();
@@ -237,7 +239,7 @@ gemm_turned_sm90(const __grid_constant__ GemmSm90 problem) {
     prefetch_map(&problem.b);
     init_barriers(shared);
   }
-  if (threadIdx.x / 32 == 1) request_lists<kRowTiles>(problem);
+  if (threadIdx.x / 32 == 1) prefetch_lists<kRowTiles>(problem);
 #ifdef STRESS  // stages start as NaN, so that a product of data that was never copied is noticed
   for (u32 i = threadIdx.x; i < (sizeof(shared.b) + sizeof(shared.out) + sizeof(shared.a)) / 4; i += kThreads)
     reinterpret_cast<u32*>(shared.b)[i] = 0xffffffffu;
@@ -246,10 +248,10 @@ gemm_turned_sm90(const __grid_constant__ GemmSm90 problem) {
   __syncthreads();
   if (warpgroup == kConsumers) {
     fewer_registers<56>();
-    feed(problem, shared, threadIdx.x % 128 / 32);
+    produce(problem, shared, threadIdx.x % 128 / 32);
   } else {
     more_registers<224>();
-    compute(problem, shared, warpgroup);
+    consume(problem, shared, warpgroup);
   }
   __syncwarp();
   __syncthreads();

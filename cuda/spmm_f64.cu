@@ -52,7 +52,7 @@ struct Line {
 
 // Adds the products of kTogether instructions from k on; kWhole: all of them are before `end`.
 template <bool kWhole>
-__device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums)[kTiles][kPairs][4]) {
+__device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&accum)[kTiles][kPairs][4]) {
   u32 row[kTogether];
   Index column[kTogether];
   f64 a[kTogether][kTiles], x[kTogether][kPairs][2];
@@ -80,8 +80,8 @@ __device__ __forceinline__ void add(const Line& line, u32 k, u32 end, f64 (&sums
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int w = 0; w < kPairs; ++w) {
-        mma_f64(sums[t][w][0], sums[t][w][2], a[u][t], x[u][w][0]);
-        mma_f64(sums[t][w][1], sums[t][w][3], a[u][t], x[u][w][1]);
+        mma_f64(accum[t][w][0], accum[t][w][2], a[u][t], x[u][w][0]);
+        mma_f64(accum[t][w][1], accum[t][w][3], a[u][t], x[u][w][1]);
       }
 }
 
@@ -113,7 +113,7 @@ spmm_f64(const __grid_constant__ Problem problem) {
 #pragma unroll
     for (int w = 0; w < kPairs; ++w)  // both columns exist, since N is even
       line.read[w] = at.n0 + 16 * w + 2 * at.across < problem.N ? line.columns : 0;
-    f64 sums[kTiles][kPairs][4] = {};
+    f64 accum[kTiles][kPairs][4] = {};
     const int last = int(range.last);
 #pragma unroll 1
     for (int first = int(range.first); first < last; first += kSome) {
@@ -122,8 +122,8 @@ spmm_f64(const __grid_constant__ Problem problem) {
       const u32 end = u32(last - first < kSome ? last - first : kSome) * kK;
       u32 k = at.deep;
 #pragma unroll 1
-      for (; k + 4 * kTogether <= end + at.deep; k += 4 * kTogether) add<true>(line, k, end, sums);
-      if (k < end + at.deep) add<false>(line, k, end, sums);
+      for (; k + 4 * kTogether <= end + at.deep; k += 4 * kTogether) add<true>(line, k, end, accum);
+      if (k < end + at.deep) add<false>(line, k, end, accum);
       if (last - first <= kSome) break;
     }
     const Place to(opaque(threadIdx.x));  // computed again, because keeping it takes registers
@@ -138,8 +138,8 @@ spmm_f64(const __grid_constant__ Problem problem) {
           if (r >= kR || n + j >= problem.N) continue;  // both columns are beyond the end
           double2 two = {0, 0};
           if (problem.read_c) two = *reinterpret_cast<const double2*>(target + j);
-          two.x = fma(problem.alpha, sums[t][w][j], problem.beta * two.x);
-          two.y = fma(problem.alpha, sums[t][w][j + 1], problem.beta * two.y);
+          two.x = fma(problem.alpha, accum[t][w][j], problem.beta * two.x);
+          two.y = fma(problem.alpha, accum[t][w][j + 1], problem.beta * two.y);
           *reinterpret_cast<double2*>(target + j) = two;
         }
       }

@@ -1,4 +1,4 @@
-"""Tensor maps, which tell the copy engine (TMA) of sm_90 and newer cards how a tensor lies in global memory.
+"""Tensor maps, which tell TMA, the copy engine of sm_90 and newer cards, how a tensor lies in global memory.
 
 `encode` makes a tensor map on the host. A kernel takes it by value, as `const __grid_constant__ TensorMap map` with
 `struct alignas(64) TensorMap { unsigned long long opaque[16]; };`.

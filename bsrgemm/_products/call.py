@@ -72,7 +72,7 @@ class Problem:
     block_cols: int
     blocks: int
     transposed: bool
-    #: "C" or "F" for operands whose rows or columns the copy engine can read, otherwise "" (see `order_of`)
+    #: "C" or "F" for operands whose rows or columns TMA can read, otherwise "" (see `order_of`)
     b_order: str
     c_order: str
     #: whether C is only written, because beta is 0
@@ -100,7 +100,7 @@ _MOST_STRIDE, _MOST_PITCH = 2**40, 2**32
 
 
 def order_of(x: Array) -> str:
-    """Return "C" or "F" for matrices that the copy engine can read along rows or along columns, otherwise ""."""
+    """Return "C" or "F" for matrices that TMA can read along rows or along columns, otherwise ""."""
     strides = x.strides
     if x.data.ptr % 16 or (len(strides) == 3 and x.shape[0] > 1 and not 0 < strides[0] < _MOST_STRIDE):
         return ""

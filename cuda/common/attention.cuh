@@ -211,7 +211,7 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
   const Element* q = a.q + x.batch * a.q_strides.batch + x.head * a.q_strides.head + row * a.q_strides.row;
   const Element* k = a.k + x.batch * a.k_strides.batch + kv_head * a.k_strides.head;
   const Element* v = a.v + x.batch * a.v_strides.batch + kv_head * a.v_strides.head;
-  Sum query[kQ], sums[kV], top = -Sum(__int_as_float(0x7f800000)), total = 0;
+  Sum query[kQ], accum[kV], row_max = -Sum(__int_as_float(0x7f800000)), row_sum = 0;
   bool seen = false;
 #pragma unroll
   for (int i = 0; i < kQ; ++i) {
@@ -219,7 +219,7 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
     query[i] = d < a.head_dim ? load<Sum>(q[d * a.q_strides.column]) : Sum(0);
   }
 #pragma unroll
-  for (int i = 0; i < kV; ++i) sums[i] = 0;
+  for (int i = 0; i < kV; ++i) accum[i] = 0;
 #pragma unroll 1
   for (int e = x.first; e < x.last; ++e) {
     const Entry entry = entry_at(a, x, column_of(a, e), part_of(a, e));
@@ -236,17 +236,17 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
           if (d < a.head_dim) dot += query[i] * load<Sum>(k[j * a.k_strides.row + d * a.k_strides.column]);
         }
         const Sum score = score_of(a, scale_of(a, x), warp_sum(dot));
-        const Sum higher = score > top ? score : top;
+        const Sum higher = score > row_max ? score : row_max;
         const Sum origin = higher == -Sum(__int_as_float(0x7f800000)) ? Sum(0) : higher;
-        const Sum fade = exp2_of(top - origin), weight = exp2_of(score - origin);
-        total = total * fade + weight;
+        const Sum rescale = exp2_of(row_max - origin), weight = exp2_of(score - origin);
+        row_sum = row_sum * rescale + weight;
 #pragma unroll
         for (int i = 0; i < kV; ++i) {
           const int d = lane + 32 * i;
           if (d < a.value_dim)
-            sums[i] = sums[i] * fade + weight * load<Sum>(v[j * a.v_strides.row + d * a.v_strides.column]);
+            accum[i] = accum[i] * rescale + weight * load<Sum>(v[j * a.v_strides.row + d * a.v_strides.column]);
         }
-        top = higher;
+        row_max = higher;
         seen = true;
       }
     }
@@ -254,10 +254,10 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
 #pragma unroll
   for (int i = 0; i < kV; ++i) {
     const int d = lane + 32 * i;
-    if (d < a.value_dim) store(d, seen ? quotient(sums[i], total) * value_scale_of(x) : Sum(0));
+    if (d < a.value_dim) store(d, seen ? quotient(accum[i], row_sum) * value_scale_of(x) : Sum(0));
   }
   if (!seen) return -Sum(__int_as_float(0x7f800000));
   // All scores of the keys seen are -inf: the softmax is 0 / 0 = NaN. A logarithm of -inf is only for queries without
   // keys.
-  return total == Sum(0) ? Sum(__int_as_float(0x7fffffff)) : (top + log2_of(total)) * Sum(0.69314718055994530942);
+  return row_sum == Sum(0) ? Sum(__int_as_float(0x7fffffff)) : (row_max + log2_of(row_sum)) * Sum(0.69314718055994530942);
 }

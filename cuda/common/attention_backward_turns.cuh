@@ -1,7 +1,8 @@
 // What three kernels for gradients on Hopper share: attention_backward_sm90, _keys_sm90, and _queries_sm90 in part.
-// Warps 0 to 3 feed: one starts copies, the others add dQ to its sums and look up which query sees which key. With
-// kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an addition waits for the one
-// before. CTAs claim tiles of keys in that order too, so that nobody waits for keys that nobody has claimed.
+// Warps 0 to 3 are producers: one starts copies, the others add dQ to its sums and compute mask bits, which say what
+// query sees which key. With kOrdered, the sums of a tile of queries are made in one order, that of falling keys: an
+// addition waits for the one before. CTAs claim tiles of keys in that order too, so that nobody waits for keys that
+// nobody has claimed.
 // A kernel's struct Shared has the tiles, the barriers and kSlotsOfOne, the slots of dO.
 #pragma once
 
@@ -15,7 +16,7 @@ constexpr int kSlots = 2, kTurns = 4;                     // slots of Q; turns t
 // How often a thread asks whether it is its turn before it goes on all the same, after some 10 s: only where a user has
 // written to the bounds of sequences or to a mask.
 constexpr int kPatience = 1 << 24;
-constexpr int kAdders = kOrdered ? 2 : 1, kShaders = 3 - kAdders;  // warps
+constexpr int kAdders = kOrdered ? 2 : 1, kMaskWarps = 3 - kAdders;  // warps
 constexpr int kSteps = kDim / 16, kSlabs = kDim / 64;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;  // bytes of 64 columns of a tile
 
@@ -128,12 +129,12 @@ __device__ __forceinline__ Share share_of(const BackwardRows& p, const KeyTile& 
   return s;
 }
 
-// How many turns have been fed, and values copied.
-struct Fed { u32 turns = 0, values = 0; };
+// How many turns have been produced, and values copied.
+struct Produced { u32 turns = 0, values = 0; };
 
 // Describes the turns of a share that has any, and starts their copies.
 template <class Shared>
-__device__ __forceinline__ void feed_turns(const BackwardSm90& problem, Shared& shared, Share s, u32 item, Fed& fed) {
+__device__ __forceinline__ void produce_turns(const BackwardSm90& problem, Shared& shared, Share s, u32 item, Produced& produced) {
   constexpr int kSlotsOfOne = Shared::kSlotsOfOne;
   const BackwardRows& p = problem.rows;
   const Attention& a = p.backward.attention;
@@ -151,23 +152,23 @@ __device__ __forceinline__ void feed_turns(const BackwardSm90& problem, Shared& 
     for (int e0 = entries.first; e0 < entries.last; e0 += 32) {
       if (e0 + lane < entries.last) describe(p, y, head, e0 + lane, item, shared.batch[lane]);
       __syncwarp();
-      for (int i = 0; i < min(32, entries.last - e0); ++i, ++fed.turns) {
-        const u32 n = fed.turns, slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
+      for (int i = 0; i < min(32, entries.last - e0); ++i, ++produced.turns) {
+        const u32 n = produced.turns, slot = n % kSlots, phase = parity<kSlots>(n) ^ 1;
         const Turn& turn = shared.batch[i];
         wait(shared.q_empty[slot], phase);
-        wait(shared.shade_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
+        wait(shared.mask_full[slot], phase);  // the masks of that turn have been looked up, or it was whole
         if (lane == 0) copy_queries(problem, shared, turn, head, x.batch, n);
         __syncwarp();
         if (first) {
           first = false;
-          wait(shared.v_empty, (fed.values & 1) ^ 1);
+          wait(shared.v_empty, (produced.values & 1) ^ 1);
           if (lane == 0) {
             const u32 full = shared_address(&shared.v_full);
             barrier_expect(full, kSlabs * kSlabK);
             copy_slabs(shared.v, kSlabK, problem.v, y.key, x.head, x.batch, full);
           }
           __syncwarp();
-          ++fed.values;
+          ++produced.values;
         }
         const u32 one = n % kSlotsOfOne;
         wait(shared.dout_empty[one], parity<kSlotsOfOne>(n) ^ 1);
@@ -180,11 +181,11 @@ __device__ __forceinline__ void feed_turns(const BackwardSm90& problem, Shared& 
 }
 
 // Claims tiles of keys or shares of them, describes their turns, and starts the copies. One warp calls it.
-template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90& problem, Shared& shared) {
+template <class Shared> __device__ __forceinline__ void produce(const BackwardSm90& problem, Shared& shared) {
   const BackwardRows& p = problem.rows;
   const Attention& a = p.backward.attention;
   const int lane = threadIdx.x % 32;
-  Fed fed;
+  Produced produced;
   for (u32 item = 0;; ++item) {
     int claimed = 0;
     if (lane == 0) claimed = atomicAdd(a.counters, 1);
@@ -211,11 +212,11 @@ template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90&
     }
     __syncwarp();
     if (s.count < 0) break;
-    if (s.count > 0) feed_turns(problem, shared, s, item, fed);
+    if (s.count > 0) produce_turns(problem, shared, s, item, produced);
   }
-  wait(shared.q_empty[fed.turns % kSlots], parity<kSlots>(fed.turns) ^ 1);
+  wait(shared.q_empty[produced.turns % kSlots], parity<kSlots>(produced.turns) ^ 1);
   if (lane == 0) {
-    for (u32 i = fed.turns; i < fed.turns + kAdders; ++i) {
+    for (u32 i = produced.turns; i < produced.turns + kAdders; ++i) {
       shared.turns[i % kTurns].row = -1;
       arrive(shared.turn_full[i % kTurns]);
     }
@@ -223,11 +224,11 @@ template <class Shared> __device__ __forceinline__ void feed(const BackwardSm90&
   }
 }
 
-// Looks up which queries see which keys, unless all see all.
+// Computes mask bits, which say which queries see which keys, unless all see all.
 template <class Shared>
-__device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& shared, int thread) {
+__device__ __forceinline__ void compute_mask_bits(const BackwardSm90& problem, Shared& shared, int thread) {
   const Attention& a = problem.rows.backward.attention;
-  Tile& x = shared.shaded[thread / 32];
+  Tile& x = shared.masked[thread / 32];
   for (u32 n = 0;; ++n) {
     const u32 slot = n % kSlots;
     wait(shared.turn_full[n % kTurns], parity<kTurns>(n));
@@ -241,14 +242,14 @@ __device__ __forceinline__ void shade(const BackwardSm90& problem, Shared& share
       }
       __syncwarp();
 #pragma unroll 1
-      for (int i = thread; i < kTileQ; i += 32 * kShaders) {
+      for (int i = thread; i < kTileQ; i += 32 * kMaskWarps) {
         u32 words[kWords];
         words_of(a, x, {y.key, turn.part, 0}, x.row + i, words);
 #pragma unroll
         for (int w = 0; w < kWords; ++w) shared.seen[slot][i][w] = x.row + i < x.rows ? words[w] : 0u;
       }
     }
-    release(shared.shade_full[slot]);
+    release(shared.mask_full[slot]);
   }
 }
 
@@ -303,7 +304,7 @@ __device__ __forceinline__ void derive(u32 (&ds)[4], const f32* x, const f32* y,
 }
 
 // -------------------------------------------------------------------------------------------------------- the result
-// A thread of a warpgroup that multiplies.
+// A thread of a consumer warpgroup.
 struct Member {
   const int thread;     // of the warpgroup
 

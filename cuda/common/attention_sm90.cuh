@@ -11,7 +11,7 @@ constexpr int kSlabColumns = 128 / sizeof(Element);  // a slab has 128 bytes of 
 constexpr f32 kHidden = kFp8 ? -1.2676506002282294e30f : -1.7014118346046923e38f;
 constexpr f32 kLarge = 1024.f;  // from here on the last bit of a maximum affects weights of 16 bits
 // Outside these bounds of a sum of weights, scores are so large that rounding them has changed the result.
-constexpr f32 kLeastTotal = kFp8 ? 16.f : .5f, kMostTotal = 1e14f;
+constexpr f32 kLeastRowSum = kFp8 ? 16.f : .5f, kMostRowSum = 1e14f;
 
 struct alignas(64) AttentionSm90 {
   TensorMap q, k, v, o;

@@ -43,15 +43,15 @@ __device__ __forceinline__ void store_sum(const Product<A, B, C, Acc, Index>& pr
 // equal height that divides R. A group is a few row tiles that share a CTA, which walks over the union of their block
 // columns.
 struct Schedule {
-  const int4* items;    // {group, first entry, end, piece or -1}, longest first
-  const int4* splits;   // piece -> {first piece of its group, number of pieces, the group's first entry and end}
+  const int4* items;    // {group, first entry, end, split or -1}, longest first
+  const int4* splits;   // split -> {first split of its group, number of splits, the group's first entry and end}
   const int* count;     // number of items
   const int* columns;   // entry -> block column; block_cols for entries outside the matrix
   const int* blocks;    // entry * row tiles + row tile -> block, or -1 where the row tile lacks it
   const int* row_tiles; // group * row tiles + row tile -> first row / row tile height, or -1
   int* counters;        // {tiles claimed, CTAs that are done}, zero before and after
-  f32* partial;         // sums of the pieces of groups that were split
-  int* arrived;         // pieces that have arrived, per split group, column tile and warpgroup; zero before and after
+  f32* partial;         // accumulators of splits
+  int* arrived;         // splits that have arrived, per cut group, column tile and warpgroup; zero before and after
 };
 #ifdef SCHEDULE_BYTES
 CHECK_LAYOUT(Schedule, SCHEDULE, (items)(splits)(count)(columns)(blocks)(row_tiles)(counters)(partial)(arrived))

@@ -1,4 +1,4 @@
-// Element types of a product on the plain cores: operands A and B, result C, sums Acc, and index arrays.
+// Element types of a product on the CUDA cores: operands A and B, result C, sums Acc, and index arrays.
 #pragma once
 
 #include "common/bsr.cuh"

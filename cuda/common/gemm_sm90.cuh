@@ -1,5 +1,5 @@
-// What gemm_sm90 and gemm_turned_sm90 have in common: the argument, the order in which CTAs take tiles, the two warps
-// that feed a ring of stages by the copy engine, and the addition of pieces. A tile is one group of row tiles (see
+// What gemm_sm90 and gemm_turned_sm90 have in common: the argument, the order in which CTAs take tiles, the two
+// producer warps that fill a ring of stages by TMA, and the addition of splits. A tile is one group of row tiles (see
 // Schedule) by kTileN columns. `Shared` is a kernel's shared memory.
 #pragma once
 
@@ -18,10 +18,10 @@ constexpr int kStages = STAGES;
 constexpr int kDepth = DEPTH, kTail = TAIL;  // columns of A per step of the ring; if kTail > 0, per last step of a block
 constexpr int kTiles = 4;          // tiles known ahead
 constexpr int kClaimedRounds = 2;  // rounds of tiles at the end that are claimed, if items are of similar length
-constexpr int kConsumers = 2;      // warpgroups that multiply; the last one copies
+constexpr int kConsumers = 2;      // warpgroups; the last one is the producer
 constexpr int kThreads = 128 * (kConsumers + 1);
 
-struct Tile { int group, first, last, piece, column, batch, number; };  // group < 0: no more tiles
+struct Tile { int group, first, last, split, column, batch, number; };  // group < 0: no more tiles
 
 using Operands = Product<Element, Element, C, f32, int>;
 CHECK_PRODUCT(Operands)
@@ -42,7 +42,7 @@ CHECK_LAYOUT(GemmSm90, GEMM_SM90, (a)(b)(c)(product)(schedule)(group)(count)(kee
 // A warp of each CTA asks the L2 for lines of the lists. Four loads that depend on each other come before the first
 // copies: the number of items, an item, its columns and its blocks. Small products feel each trip to the memory; this
 // makes one of four.
-template <int kRowTiles> __device__ __forceinline__ void request_lists(const GemmSm90& problem) {
+template <int kRowTiles> __device__ __forceinline__ void prefetch_lists(const GemmSm90& problem) {
   const i64 at = i64(threadIdx.x % 32 * gridDim.x + blockIdx.x) * 128;
   const auto request = [&](const void* list, i64 bytes) {
     if (at < bytes) prefetch_line(static_cast<const u8*>(list) + at);
@@ -54,16 +54,16 @@ template <int kRowTiles> __device__ __forceinline__ void request_lists(const Gem
   request(schedule.row_tiles, i64(problem.groups) * kRowTiles * sizeof(int));
 }
 
-// Tile number t. Sections of `group` column tiles are computed one after the other: the last one with the longest item
-// first, the one before it in reverse order, and so on. So A is read again while the L2 still holds it, and short items
-// come at the end.
-struct Walk {
+// The order of tiles. Sections of `group` column tiles are computed one after the other: the last one with the longest
+// item first, the one before it in reverse order, and so on. So A is read again while the L2 still holds it, and short
+// items come at the end.
+struct TileScheduler {
   const int4* __restrict__ items;
   int* claims;
   int count, tiles_n, column_tiles, group;
   int dealt;  // number of tiles that are assigned in turn, not claimed
 
-  __device__ __forceinline__ explicit Walk(const GemmSm90& problem)
+  __device__ __forceinline__ explicit TileScheduler(const GemmSm90& problem)
       : items(problem.schedule.items), claims(problem.schedule.counters),
         count(problem.count < 0 ? *problem.schedule.count : problem.count),
         tiles_n(int((problem.product.N + kTileN - 1) / kTileN)),
@@ -102,7 +102,7 @@ __device__ __forceinline__ const Tile& next_tile(Shared& shared, const Ring<kTil
   wait(shared.tile_full[tiles.at], tiles.phase);
   return shared.tiles[tiles.at];
 }
-template <class Shared> __device__ __forceinline__ void let_go(Shared& shared, Ring<kTiles>& tiles) {
+template <class Shared> __device__ __forceinline__ void release_tile(Shared& shared, Ring<kTiles>& tiles) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(shared.tile_empty[tiles.at]);
   tiles.next();
@@ -119,13 +119,13 @@ __device__ __forceinline__ void publish(Shared& shared, Ring<kTiles>& tiles, con
 // `row` on, which belong to the columns of a block from k on. Lanes hold the next 32 block columns; those after them,
 // in this tile or the next, are loaded meanwhile.
 template <class Shared, class Copy>
-__device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared, Copy copy) {
-  const Walk walk(problem);
+__device__ __forceinline__ void produce_b(const GemmSm90& problem, Shared& shared, Copy copy) {
+  const TileScheduler scheduler(problem);
   const int K = problem.product.K, lane = threadIdx.x % 32;
   Ring<kStages> ring;
   Ring<kTiles> tiles;
   const auto claim = [&](int t) {
-    const Tile tile = walk.at(t);
+    const Tile tile = scheduler.at(t);
     if (lane == 0) publish(shared, tiles, tile);
     else tiles.next();
     return tile;
@@ -137,7 +137,7 @@ __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared, 
   Tile tile = claim(claimed);
   int ahead = columns_from(tile, tile.first);
   while (tile.group >= 0) {
-    if (lane == 0) claimed = walk.after(claimed);
+    if (lane == 0) claimed = scheduler.after(claimed);
     Tile after{-1};
     if (tile.first >= tile.last) {
       after = claim(__shfl_sync(0xffffffffu, claimed, 0));
@@ -168,7 +168,7 @@ __device__ __forceinline__ void feed_b(const GemmSm90& problem, Shared& shared, 
 // first of which is `row` of its block, by kDepth columns from k on. These are `bytes` in shared memory. Lanes hold the
 // next 32 blocks, for all row tiles; those of a block row have `high` rows.
 template <int kRowTiles, class Shared, class Copy>
-__device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, u32 bytes, Copy copy, int high) {
+__device__ __forceinline__ void produce_a(const GemmSm90& problem, Shared& shared, u32 bytes, Copy copy, int high) {
   constexpr int kEntries = 32 / kRowTiles;
   const int K = problem.product.K, lane = threadIdx.x % 32;
   const Schedule& schedule = problem.schedule;
@@ -182,14 +182,14 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, 
     return max(row_tile, 0) * kRowTileHeight % high;
   };
   Tile tile = next_tile(shared, tiles);
-  let_go(shared, tiles);
+  release_tile(shared, tiles);
   int ahead = blocks_from(tile, tile.first), sub_ahead = sub_of(tile);
   while (tile.group >= 0) {
     const int sub = sub_ahead;
     Tile after{-1};
     const auto look_ahead = [&] {
       after = next_tile(shared, tiles);
-      let_go(shared, tiles);
+      release_tile(shared, tiles);
       ahead = blocks_from(after, after.first);
       sub_ahead = sub_of(after);
     };
@@ -225,40 +225,40 @@ __device__ __forceinline__ void feed_a(const GemmSm90& problem, Shared& shared, 
   }
 }
 
-// Adds the sums of a group that was split into pieces. Each warpgroup writes its sums to global memory; the one that
-// arrives last adds all of them, in their order. Returns false if another one will.
-template <int kSums, class Shared>
+// Adds the splits of a group. Each warpgroup writes its accumulators to global memory; the one that arrives last adds
+// all of them, in their order. Returns false if another one will.
+template <int kAccum, class Shared>
 __device__ __forceinline__ bool gather(const GemmSm90& problem, Shared& shared, const Tile& tile, int warpgroup,
-                                       float (&sums)[kSums]) {
+                                       float (&accum)[kAccum]) {
   const Schedule& schedule = problem.schedule;
-  const int column_tiles = Walk(problem).column_tiles;
+  const int column_tiles = TileScheduler(problem).column_tiles;
   const int thread = threadIdx.x % 128;
-  const auto place = [&](int piece) {
-    return schedule.partial + ((i64(piece) * column_tiles + tile.number) * kConsumers + warpgroup) * (kSums * 128) +
+  const auto place = [&](int split) {
+    return schedule.partial + ((i64(split) * column_tiles + tile.number) * kConsumers + warpgroup) * (kAccum * 128) +
            thread * 4;
   };
-  const int4 split = schedule.splits[tile.piece];
-  float* mine = place(tile.piece);
+  const int4 of_group = schedule.splits[tile.split];
+  float* mine = place(tile.split);
 #pragma unroll
-  for (int e = 0; e < kSums; e += 4)
-    *reinterpret_cast<float4*>(mine + e * 128) = make_float4(sums[e], sums[e + 1], sums[e + 2], sums[e + 3]);
+  for (int e = 0; e < kAccum; e += 4)
+    *reinterpret_cast<float4*>(mine + e * 128) = make_float4(accum[e], accum[e + 1], accum[e + 2], accum[e + 3]);
   __threadfence();
   warpgroup_sync(1 + warpgroup);
   if (thread == 0) {
-    int* arrived = schedule.arrived + (split.x * column_tiles + tile.number) * kConsumers + warpgroup;
-    shared.last[warpgroup] = atomicAdd(arrived, 1) == split.y - 1;
+    int* arrived = schedule.arrived + (of_group.x * column_tiles + tile.number) * kConsumers + warpgroup;
+    shared.last[warpgroup] = atomicAdd(arrived, 1) == of_group.y - 1;
     if (shared.last[warpgroup]) *arrived = 0;
   }
   warpgroup_sync(1 + warpgroup);
   if (!shared.last[warpgroup]) return false;
   __threadfence();
-  clear(sums);
-  for (int piece = split.x; piece < split.x + split.y; ++piece) {
-    const float* theirs = place(piece);
+  clear(accum);
+  for (int split = of_group.x; split < of_group.x + of_group.y; ++split) {
+    const float* theirs = place(split);
 #pragma unroll
-    for (int e = 0; e < kSums; e += 4) {
+    for (int e = 0; e < kAccum; e += 4) {
       const float4 x = __ldcg(reinterpret_cast<const float4*>(theirs + e * 128));
-      sums[e] += x.x, sums[e + 1] += x.y, sums[e + 2] += x.z, sums[e + 3] += x.w;
+      accum[e] += x.x, accum[e + 1] += x.y, accum[e + 2] += x.z, accum[e + 3] += x.w;
     }
   }
   return true;

@@ -298,7 +298,7 @@ struct Fragments {
 };
 
 // ---------------------------------------------------------------------------------- the products of one stage
-using Sums = Sum[kMmasM][kSlicesN][4];
+using Accum = Sum[kMmasM][kSlicesN][4];
 
 template <int kSlices>
 __device__ __forceinline__ void prepare(u32 (&to)[kSlices][kWords], const u32 (&from)[kSlices][kWords]) {
@@ -314,7 +314,7 @@ __device__ __forceinline__ void prepare(u32 (&to)[kSlices][kWords], const u32 (&
 // has a bit for each row tile that has the block. Meanwhile the next fragments are loaded, those of A from the next
 // present row tile.
 template <int kCount>
-__device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 present, int first) {
+__device__ __forceinline__ void multiply(Accum& accum, const Fragments& from, u32 present, int first) {
   u32 a_next[2 * kMmas][kWords], b_next[kSlicesN][kWords];
   u32 following[kWarpRowTiles];  // where the next present row tile lies; the first follows the last
   following[kWarpRowTiles - 1] = from.row_tile_place(kWarpRowTiles > 1 ? __ffs(present) - 1 : 0);
@@ -348,7 +348,7 @@ __device__ __forceinline__ void multiply(Sums& sums, const Fragments& from, u32 
         for (int m = 0; m < kMmas; ++m)
 #pragma unroll
           for (int s = 0; s < kSlicesN; ++s)
-            Unit::multiply(sums[(row_tile * kChunks + chunk) * kMmas + m][s], a[2 * m], a[2 * m + 1], b[s]);
+            Unit::multiply(accum[(row_tile * kChunks + chunk) * kMmas + m][s], a[2 * m], a[2 * m + 1], b[s]);
       }
     }
   }
@@ -397,7 +397,7 @@ __device__ __forceinline__ void multiply_split(Part& big, Part& small, const Fra
 // long sum. Sums of a stage that are not finite are computed again with care: next to an infinite element the small
 // products are NaN, or infinite of either sign, which must not reach the sum; any finite number would do there.
 template <class Split>
-__device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from, u32 present, int steps) {
+__device__ __forceinline__ void multiply_three(Accum& accum, const Fragments& from, u32 present, int steps) {
   constexpr f32 kLargest = 3.402823466e38f;
   constexpr f32 kFactor = 1 / (Split::kScale * Split::kScale), kFactorAny = 1 / (Split::kScaleAny * Split::kScaleAny);
   constexpr int kGroups = kSlicesN / kGroup, kParts = kMmas * kGroup * 4;
@@ -409,7 +409,7 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
     for (int i = 0; i < kChunks * kGroups; ++i) {
       const int chunk = i / kGroups, group = i % kGroups;
       const auto sum_of = [&](int j) -> auto& {
-        return sums[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4];
+        return accum[(row_tile * kChunks + chunk) * kMmas + j / 4 / kGroup][group * kGroup + j / 4 % kGroup][j % 4];
       };
       Part big = {}, small = {};
       const auto big_of = [&](int j) -> f32& { return big[j / 4 / kGroup][j / 4 % kGroup][j % 4]; };
@@ -450,15 +450,15 @@ __device__ __forceinline__ void multiply_three(Sums& sums, const Fragments& from
   }
 }
 
-__device__ __forceinline__ void multiply_stage(Sums& sums, const Fragments& from, u32 present, int steps) {
+__device__ __forceinline__ void multiply_stage(Accum& accum, const Fragments& from, u32 present, int steps) {
   if (present == 0) return;
   if constexpr (kKind == MMA_3XTF32) {
-    multiply_three<Unit>(sums, from, present, steps);
+    multiply_three<Unit>(accum, from, present, steps);
   } else if (steps == kSteps) {
-    multiply<kSteps>(sums, from, present, 0);
+    multiply<kSteps>(accum, from, present, 0);
   } else {
 #pragma unroll 1  // a stage that the end of a block cuts short
-    for (int step = 0; step < steps; ++step) multiply<1>(sums, from, present, step);
+    for (int step = 0; step < steps; ++step) multiply<1>(accum, from, present, step);
   }
 }
 

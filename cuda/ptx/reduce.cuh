@@ -1,5 +1,5 @@
-// What the gradients of attention need of the copy engine and of shared memory beside tma.cuh (sm_90 and newer): one
-// wrapper = one PTX instruction.
+// What the gradients of attention need of TMA and of shared memory beside tma.cuh (sm_90 and newer): one wrapper = one
+// PTX instruction.
 #pragma once
 
 #include "ptx/tma.cuh"
@@ -18,7 +18,7 @@ __device__ __forceinline__ void add_line(f32* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-// Orders accesses of this thread and those of the copy engine to global memory.
+// Orders accesses of this thread and those of TMA to global memory.
 __device__ __forceinline__ void proxy_fence_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 __device__ __forceinline__ int load_acquire(const int* from) {
   int x;

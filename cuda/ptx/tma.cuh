@@ -1,4 +1,4 @@
-// The copy engine (TMA) and its barriers (sm_90 and newer): one wrapper = one PTX instruction.
+// TMA, which copies and stores tiles, and its barriers (sm_90 and newer): one wrapper = one PTX instruction.
 #pragma once
 
 #include "ptx/shared.cuh"
@@ -88,7 +88,7 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from) {
 __device__ __forceinline__ void copies_arrive(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Makes what this thread wrote to shared memory visible to the copy engine and the tensor cores.
+// Makes what this thread wrote to shared memory visible to TMA and the tensor cores.
 __device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ------------------------------------------------------------------------------- other instructions

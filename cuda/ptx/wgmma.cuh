@@ -30,15 +30,15 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
 }
 
 // The registers of the sums, in the text of the instruction and as its operands.
-#define MMA_SUMS_32 \
+#define MMA_ACCUM_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define MMA_SUMS_64 \
+#define MMA_ACCUM_64 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define MMA_SUMS_128 \
+#define MMA_ACCUM_128 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -47,15 +47,15 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define MMA_SUMS_40 \
+#define MMA_ACCUM_40 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39"
-#define MMA_SUMS_48 \
+#define MMA_ACCUM_48 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define MMA_SUMS_96 \
+#define MMA_ACCUM_96 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -75,21 +75,21 @@ template <int kPending> __device__ __forceinline__ void wgmma_wait() {
 // d[64, 256] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 256], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, u64 a, u64 b) {
   static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
-  asm volatile(MMA_ADD(130) MMA_INSTRUCTION(256) MMA_SUMS_128 "}, %128, %129, p, 1, 1" MMA_ACROSS(", %131, %132") ";\n}"
+  asm volatile(MMA_ADD(130) MMA_INSTRUCTION(256) MMA_ACCUM_128 "}, %128, %129, p, 1, 1" MMA_ACROSS(", %131, %132") ";\n}"
                : MMA_D128(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 128] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 128], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, u64 a, u64 b) {
   static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
-  asm volatile(MMA_ADD(66) MMA_INSTRUCTION(128) MMA_SUMS_64 "}, %64, %65, p, 1, 1" MMA_ACROSS(", %67, %68") ";\n}"
+  asm volatile(MMA_ADD(66) MMA_INSTRUCTION(128) MMA_ACCUM_64 "}, %64, %65, p, 1, 1" MMA_ACROSS(", %67, %68") ";\n}"
                : MMA_D64(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
 // d[64, 64] = (add ? d : 0) + a[64, MMA_K] * b[MMA_K, 64], both in shared memory
 template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, u64 a, u64 b) {
   static_assert(MMA_K == 16 || (!kTransA && !kTransB), "K runs fastest");
-  asm volatile(MMA_ADD(34) MMA_INSTRUCTION(64) MMA_SUMS_32 "}, %32, %33, p, 1, 1" MMA_ACROSS(", %35, %36") ";\n}"
+  asm volatile(MMA_ADD(34) MMA_INSTRUCTION(64) MMA_ACCUM_32 "}, %32, %33, p, 1, 1" MMA_ACROSS(", %35, %36") ";\n}"
                : MMA_D32(d, 0) : "l"(a), "l"(b), "r"(int(add)), "n"(int(kTransA)), "n"(int(kTransB)));
 }
 
@@ -97,7 +97,7 @@ template <bool kTransA, bool kTransB> __device__ __forceinline__ void wgmma(floa
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(133) MMA_INSTRUCTION(256) MMA_SUMS_128
+  asm volatile(MMA_ADD(133) MMA_INSTRUCTION(256) MMA_ACCUM_128
                "}, {%128, %129, %130, %131}, %132, p, 1, 1" MMA_ACROSS(", %134") ";\n}"
                : MMA_D128(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
@@ -106,7 +106,7 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[128], b
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(69) MMA_INSTRUCTION(128) MMA_SUMS_64
+  asm volatile(MMA_ADD(69) MMA_INSTRUCTION(128) MMA_ACCUM_64
                "}, {%64, %65, %66, %67}, %68, p, 1, 1" MMA_ACROSS(", %70") ";\n}"
                : MMA_D64(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
@@ -115,7 +115,7 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[64], bo
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(37) MMA_INSTRUCTION(64) MMA_SUMS_32
+  asm volatile(MMA_ADD(37) MMA_INSTRUCTION(64) MMA_ACCUM_32
                "}, {%32, %33, %34, %35}, %36, p, 1, 1" MMA_ACROSS(", %38") ";\n}"
                : MMA_D32(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
@@ -124,7 +124,7 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[32], bo
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[96], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(101) MMA_INSTRUCTION(192) MMA_SUMS_96
+  asm volatile(MMA_ADD(101) MMA_INSTRUCTION(192) MMA_ACCUM_96
                "}, {%96, %97, %98, %99}, %100, p, 1, 1" MMA_ACROSS(", %102") ";\n}"
                : MMA_D96(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
@@ -133,7 +133,7 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[96], bo
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[48], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(53) MMA_INSTRUCTION(96) MMA_SUMS_48
+  asm volatile(MMA_ADD(53) MMA_INSTRUCTION(96) MMA_ACCUM_48
                "}, {%48, %49, %50, %51}, %52, p, 1, 1" MMA_ACROSS(", %54") ";\n}"
                : MMA_D48(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));
@@ -142,7 +142,7 @@ template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[48], bo
 template <bool kTransB> __device__ __forceinline__ void wgmma(float (&d)[40], bool add, const u32 (&a)[4],
                                                             u64 b) {
   static_assert(MMA_K == 16 || !kTransB, "K runs fastest");
-  asm volatile(MMA_ADD(45) MMA_INSTRUCTION(80) MMA_SUMS_40
+  asm volatile(MMA_ADD(45) MMA_INSTRUCTION(80) MMA_ACCUM_40
                "}, {%40, %41, %42, %43}, %44, p, 1, 1" MMA_ACROSS(", %46") ";\n}"
                : MMA_D40(d, 0)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "n"(int(kTransB)));

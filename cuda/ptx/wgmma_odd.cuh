@@ -3,7 +3,7 @@
 
 #include "ptx/wgmma_narrow.cuh"
 
-// The registers of the sums in the text of the instruction, each list four longer than the one before.
+// The registers of the accumulators in the text of the instruction, each list four longer than the one before.
 #define MMA_TEXT_4 "%0, %1, %2, %3"
 #define MMA_TEXT_8 MMA_TEXT_4 ", %4, %5, %6, %7"
 #define MMA_TEXT_12 MMA_TEXT_8 ", %8, %9, %10, %11"

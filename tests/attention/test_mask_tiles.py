@@ -244,13 +244,13 @@ def test_other_arguments_have_the_fields_of_their_kernels(source: str, layout: S
 
 SIZES = {"f32": 4, "u8": 1, "u32": 4, "int": 4, "u64": 8}
 #: Where attention_sm90 declares its shared memory.
-FEEDERS = "common/attention_sm90_feeders.cuh"
+PRODUCERS = "common/attention_sm90_producers.cuh"
 
 
 @cache
 def constant(name: str) -> int:
     """A number that attention_sm90.cu sets itself."""
-    found = re.search(rf"\b{name} = (\d+)", sources.gather("attention_sm90.cu")[FEEDERS])
+    found = re.search(rf"\b{name} = (\d+)", sources.gather("attention_sm90.cu")[PRODUCERS])
     assert found, name
     return int(found[1])
 
@@ -273,10 +273,10 @@ def shared_bytes(config: AttentionSm90) -> int:
     }
     own = {
         "Tile": 4 * len(fields("common/attention.cuh", "Tile")),
-        "Shade": 4 * len(fields(FEEDERS, "Shade")),
+        "MaskedEntry": 4 * len(fields(PRODUCERS, "MaskedEntry")),
     }
     total = 0
-    for kind, declarator in fields(FEEDERS, "Shared"):
+    for kind, declarator in fields(PRODUCERS, "Shared"):
         count = math.prod(eval(d, {}, constants) for d in re.findall(r"\[(.*?)\]", declarator))
         total = -(-total // 8) * 8 + count * (SIZES | own)[kind]
     return total

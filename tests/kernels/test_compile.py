@@ -57,8 +57,8 @@ _TYPES = {
 #: Bytes that NVRTC 12.9 spills. Attention: wide heads, in kernels that have all 255 registers of a thread already
 #: (attention_sm80) or all that 384 threads can have (attention_sm90). What these spills cost was not measured.
 #: spmm: float64 blocks of 4 x 4 with the 24 warps of cards that have more shared memory. sm_86 and sm_89 can run that
-#: variant, but the rule has 20 warps for them, which do not spill. attention_backward_sm90: the warps that feed have 24
-#: registers, all that the multipliers leave; they wait for most of a turn. So do those of attention_backward_keys_sm90.
+#: variant, but the rule has 20 warps for them, which do not spill. attention_backward_sm90: the producer warps have 24
+#: registers, all that the consumers leave; they wait for most of a turn. So do those of attention_backward_keys_sm90.
 #: Of these bytes 4 and 16 came with places of a mask's blocks in 64 bits.
 #: attention_backward_sm80: dv of 256 columns with a softcap, since its walk over tiles is in a header.
 #: A rule has targets, the entry, the bytes, and definitions of the variants that it is for.

@@ -1,14 +1,14 @@
-// The warps of attention_sm90 that feed its multipliers, and the shared memory of the kernel: one warp looks up tiles of
-// queries and starts their copies, one starts the copies of keys and values into rings, two compute which keys are seen.
+// The producer warps of attention_sm90, and the shared memory of the kernel: one warp looks up tiles of queries and
+// starts their copies, one starts the copies of keys and values into rings, two compute mask bits: which keys are seen.
 #pragma once
 
 #include "common/attention_sm90.cuh"
 
 // A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
-// Registers of a thread that multiplies and of one that feeds: 65,536 in all.
-constexpr int kMany = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
-constexpr int kFew = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
+// Registers of a consumer's and of a producer's thread: 65,536 in all.
+constexpr int kConsumerRegisters = kConsumers == 1 ? 208 : kConsumers == 2 ? 232 : 160;
+constexpr int kProducerRegisters = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
 constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
@@ -20,10 +20,10 @@ constexpr bool kFromRegisters = !kFp8 && kConsumers < 3 && kHeadDim <= (kScores 
 // Where there are two slots for keys, one is free before its scores are weighed: 1 to 3 % faster. It takes registers to
 // compute scores once more then.
 constexpr bool kReleasesEarly = kStages == 2 && !kWide;
-constexpr bool kStoreTiles = STORE_TILES;                    // the copy engine writes the result
+constexpr bool kStoreTiles = STORE_TILES;                    // TMA writes the result
 // A step of a product is 32 bytes deep.
 constexpr int kSteps = kHeadDim * kBytes / 32, kWeightSteps = kTileK * kBytes / 32;
-constexpr int kScoreSums = kTileK / 2, kSums = kValueDim / 2;
+constexpr int kScoreAccum = kTileK / 2, kAccum = kValueDim / 2;
 constexpr int kQuerySlabs = (kHeadDim + kSlabColumns - 1) / kSlabColumns, kOutSlabs = (kValueDim + 63) / 64;
 constexpr int kSlabs = kQuerySlabs > kOutSlabs ? kQuerySlabs : kOutSlabs;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
@@ -36,12 +36,12 @@ constexpr f32 kRise = kFp8 ? 2.8f : 8.f;
 constexpr f32 kMostSum = kFp8 ? 431.f : 16384.f;
 constexpr f32 kLargestSum = 1e30f;  // weights beyond cannot be scaled, and may be infinite
 constexpr bool kKeep = kFp8 && kValueDim <= 128;
-constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kSums * 128 : 1;
+constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kAccum * 128 : 1;
 constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
-constexpr int kHot = 4;  // tiles in which the maximum is computed first after it was raised
+constexpr int kExactMaxTiles = 4;  // tiles in which the maximum is computed first after it was raised
 
 // An entry of which not all is seen. If there are no more of them, tile < 0.
-struct Shade { int tile, key, part; };
+struct MaskedEntry { int tile, key, part; };
 
 struct alignas(1024) Shared {
   u8 q[kQueries][kSlabs * kSlabQ];  // the queries, then the result before it is stored
@@ -49,15 +49,15 @@ struct alignas(1024) Shared {
   u8 v[kStages][kValueBytes];
   u64 q_full[kQueries], k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
   u64 tile_full[kTiles], tile_empty[kTiles], wanted;
-  u64 shade_wanted[kStages], shade_full[kStages];
+  u64 mask_wanted[kStages], mask_full[kStages];
   u32 seen[kStages][kTileQ][kWords];  // for entries that are not whole; bit i of word w: the query sees key 32 w + i
-  int shades[kStages];                // entry -> number among those that are not whole, or -1
-  Shade shaded[kStages];
+  int masks[kStages];                // entry -> number among those that are not whole, or -1
+  MaskedEntry masked[kStages];
   Tile tiles[kTiles];
   f32 kept[kKept];  // sums so far
 };
 
-// ------------------------------------------------------------------------------------------------------- the feeders
+// ------------------------------------------------------------------------------------------------------- the producers
 __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
                                                 u64& full) {
   if constexpr (kFp8) {
@@ -68,7 +68,7 @@ __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& m
   }
 }
 
-// Whether the copy engine writes what a warpgroup computes. It cannot if a sequence ends within its queries, since
+// Whether TMA writes what a warpgroup computes. It cannot if a sequence ends within its queries, since
 // another sequence follows.
 __device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int warpgroup) {
   return kStoreTiles && (!a.q_bounds || x.row + warpgroup * 64 + 64 <= x.rows);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
 
 // One warp starts the copies of keys and values. The values of an entry follow the keys of the next one, in the order
 // of their use. Tiles and their queries have the same number, and so have the keys and values of an entry.
-__device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& shared) {
+__device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   int row = -1, head = 0, batch = 0;  // the last entry, whose values are still to be copied
@@ -147,7 +147,7 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
     __syncwarp();
     row = -1;
   };
-  u32 entry = 0, shade = 0;
+  u32 entry = 0, mask = 0;
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
     const Tile& x = shared.tiles[n % kTiles];
@@ -166,15 +166,15 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
         const bool whole = __shfl_sync(0xffffffffu, mine.whole, i);
         wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
         if (lane == 0) {
-          shared.shades[at] = whole ? -1 : int(shade);
+          shared.masks[at] = whole ? -1 : int(mask);
           if (!whole) {
-            shared.shaded[shade % kStages] = {int(n % kTiles), key, part};
-            arrive(shared.shade_wanted[shade % kStages]);
+            shared.masked[mask % kStages] = {int(n % kTiles), key, part};
+            arrive(shared.mask_wanted[mask % kStages]);
           }
           copy_slabs<kQuerySlabs>(shared.k[at], kSlabK, problem.k, key, x.head / a.group, x.batch, shared.k_full[at]);
         }
         __syncwarp();
-        shade += !whole;
+        mask += !whole;
         copy_values(entry - 1);
         row = key + (kFp8 ? x.shift : 0), head = x.head / a.group, batch = x.batch;
       }
@@ -184,27 +184,27 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
   copy_values(entry - 1);
   if (entry >= kStages) wait(shared.k_empty[entry % kStages], parity<kStages>(entry) ^ 1);
   if (lane == 0) {  // its place is free, because the entry that had it has been consumed
-    shared.shaded[shade % kStages].tile = -1;
-    arrive(shared.shade_wanted[shade % kStages]);
+    shared.masked[mask % kStages].tile = -1;
+    arrive(shared.mask_wanted[mask % kStages]);
   }
 }
 
-// kShaders warps compute which query sees which key, unless all see all.
-constexpr int kShaders = 2;
-__device__ __forceinline__ void shade(const AttentionSm90& problem, Shared& shared, int thread) {
+// kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
+constexpr int kMaskWarps = 2;
+__device__ __forceinline__ void compute_mask_bits(const AttentionSm90& problem, Shared& shared, int thread) {
   for (u32 n = 0;; ++n) {
     const u32 at = n % kStages;
-    wait(shared.shade_wanted[at], parity<kStages>(n));
-    if (shared.shaded[at].tile < 0) break;
-    const Tile& x = shared.tiles[shared.shaded[at].tile];
-    const Entry entry = {shared.shaded[at].key, shared.shaded[at].part};
+    wait(shared.mask_wanted[at], parity<kStages>(n));
+    if (shared.masked[at].tile < 0) break;
+    const Tile& x = shared.tiles[shared.masked[at].tile];
+    const Entry entry = {shared.masked[at].key, shared.masked[at].part};
 #pragma unroll 1
-    for (int row = thread; row < kTileQ; row += 32 * kShaders) {
+    for (int row = thread; row < kTileQ; row += 32 * kMaskWarps) {
       u32 words[kWords];
       words_of(problem.attention, x, entry, x.row + row, words);
 #pragma unroll
       for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
     }
-    arrive(shared.shade_full[at]);
+    arrive(shared.mask_full[at]);
   }
 }
