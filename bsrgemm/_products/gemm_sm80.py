@@ -114,7 +114,7 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
             and names.acc == _SUMS.get(names.a, "f32")
             and problem.lines * size % 16 == 0
             and (problem.b_order == "C" or K * size % 16 == 0)
-            and problem.block_rows * (problem.R + 16) < 2**31
+            and problem.block_rows * _rows_of_tiles(problem.R) < 2**31
         )
 
     @classmethod
@@ -165,6 +165,11 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         grid = (min(tiles, card.multiprocessors * self.ctas(card.arch)),)
         more = {"schedule": schedule(groups, items), "line": problem.lines, "high": shape[0] * self.row_tile_height}
         return self.launch(call, grid, more=more, holds=(groups, items))
+
+
+def _rows_of_tiles(R: int) -> int:
+    """The rows of the row tiles of a block row."""
+    return -(-R // height_of(R)) * height_of(R)
 
 
 def height_of(R: int) -> int:

@@ -143,7 +143,7 @@ class GemmTurnedSm90(
     @classmethod
     def serves(cls, problem: Problem) -> bool:
         """Lines of blocks are multiples of 16 bytes, as TMA reads them."""
-        names = problem.types
+        names, height = problem.types, row_tile_height(problem.R)
         return (
             problem.arch == "sm_90a"
             and names.a in ("f16", "bf16")
@@ -156,7 +156,7 @@ class GemmTurnedSm90(
             and problem.b_order == problem.c_order == "C"
             and problem.R % 64 != 0
             and problem.lines % 8 == 0
-            and problem.block_rows * (problem.R + 160) < 2**31
+            and problem.block_rows * -(-problem.R // height) * height < 2**31
             and (problem.batches == 1 or not cls.best(problem).cut)
         )
 

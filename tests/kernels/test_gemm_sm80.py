@@ -12,7 +12,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import dense, gemm_sm80, prepared
+from bsrgemm._products import dense, gemm_sm80
 
 from ..devices import Device
 from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Case, cases, check, few_ctas, matrix, numbers
@@ -34,12 +34,8 @@ def ampere(device: Device) -> None:
 
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Few columns, and copies of B with aligned rows, pay for every matrix."""
+    """The tensor cores take few columns of any matrix."""
     monkeypatch.setattr(dense, "_LARGE", 0)
-    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
-    prepared.wants_aligned_rows.cache_clear()
-    yield
-    prepared.wants_aligned_rows.cache_clear()
 
 
 def unique(case: Case) -> bool:

@@ -41,12 +41,8 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few columns, and copies of B with aligned rows, pay for every matrix."""
+    """The tensor cores take few columns of any matrix."""
     monkeypatch.setattr(dense, "_LARGE", 0)
-    monkeypatch.setattr(prepared, "_WORTH_A_COPY", 0)
-    prepared.wants_aligned_rows.cache_clear()
-    yield
-    prepared.wants_aligned_rows.cache_clear()
 
 
 @pytest.mark.usefixtures("tiles")
@@ -297,15 +293,19 @@ def test_operands_that_lie_badly_are_multiplied_all_the_same(
 
 # ------------------------------------------------------------------------------- copies of B by columns
 @pytest.fixture
-def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies by columns pay for every matrix; with more than 100,000 bytes they come in panels."""
-    monkeypatch.setattr(prepared, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
-    monkeypatch.setattr(prepared, "_LEAST_COLUMNS", 1)
+    usual = prepared.fastest
+
+    def copied(problem: Any, card: Any, copies: bool) -> Any:
+        every = (x for x in prepared.options(problem, copies) if isinstance(x, prepared.Copied) and x.parts)
+        return next((x for x in every if isinstance(x.kernel, gemm_sm90.GemmSm90)), None) or usual(
+            problem, card, copies
+        )
+
+    monkeypatch.setattr(prepared, "fastest", copied)
     monkeypatch.setattr(prepared, "_PANEL_BYTES", 100_000)
     monkeypatch.setattr(prepared, "_PANEL_COLUMNS", 64)
-    prepared.column_panel.cache_clear()
-    yield
-    prepared.column_panel.cache_clear()
 
 
 #: The largest errors of a product of two factors that are cut to 10 bits, that are rounded, and of two in two parts.
@@ -332,7 +332,7 @@ def test_products_by_copies_of_panels(
     out = device.asarray(np.full((*front, A.shape[0], N), 7, F32))
     _, kernels = by_copies(device, A.on(device), device.asarray(B)[..., ::step], out=out, beta=1, precision=precision)
     np.testing.assert_array_equal(device.asnumpy(out), 7 + A.dense @ B[..., ::step])
-    assert kernels.count("columns_tf32") == panels and "gemm_sm90" in kernels
+    assert kernels.count("rearrange") == panels and "gemm_sm90" in kernels
 
 
 @pytest.mark.emulated
@@ -348,7 +348,7 @@ def test_a_product_without_memory_for_a_copy_is_computed_without_it(
     device.card.heap.most_bytes = B.nbytes - 1
     _, kernels = product()
     np.testing.assert_array_equal(device.asnumpy(out), A.dense @ X)
-    assert {"columns_tf32", "gemm_sm80"} <= set(kernels)
+    assert {"rearrange", "gemm_sm80"} <= set(kernels)
     with pytest.raises(MemoryError):
         device.captured(product)
     device.card.heap.most_bytes = 1 << 30
@@ -367,7 +367,7 @@ def test_float32_in_two_parts_is_as_accurate_as_float32(
     A.data[...] = rng.standard_normal(A.data.shape).astype(F32)
     B = rng.standard_normal((A.shape[1], 96)).astype(F32)
     got, kernels = by_copies(device, A.on(device), device.lying(B, layout))
-    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    assert {"rearrange", "gemm_sm90"} <= set(kernels)
     wide = B.astype(float)
     assert (np.abs(device.asnumpy(got) - A.dense @ wide) <= PARTS * (np.abs(A.dense) @ np.abs(wide))).all()
 
@@ -380,7 +380,7 @@ def test_tf32_rounds_or_cuts_factors(
     A.data[...] = rng.standard_normal(A.data.shape).astype(F32)
     B = rng.standard_normal((A.shape[1], 96)).astype(F32)
     got, kernels = by_copies(device, A.on(device), device.asarray(B), precision="tf32")
-    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    assert {"rearrange", "gemm_sm90"} <= set(kernels)
     wide, bound = B.astype(float), CUT if block[0] % 64 == 0 else ROUNDED
     assert (np.abs(device.asnumpy(got) - A.dense @ wide) <= bound * (np.abs(A.dense) @ np.abs(wide)) + 2e-6).all()
 
@@ -394,7 +394,7 @@ def test_float32_in_two_parts_keeps_large_numbers_infinity_and_nan(
     B[3, :7] = np.inf, -np.inf, np.nan, 3.4028235e38, -3.4028235e38, 1e38, 1e-30
     A.data[0, 5, 3], A.data[1, 6, 4], A.data[2, 7, 5] = 3.4e38, np.inf, np.nan
     got, kernels = by_copies(device, A.on(device), device.asarray(B))
-    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    assert {"rearrange", "gemm_sm90"} <= set(kernels)
     with np.errstate(all="ignore"):
         want = A.times(B).astype(F32)
         scale = Bsr(np.abs(A.data), A.indices, A.indptr, A.shape).times(np.abs(B))
@@ -414,7 +414,7 @@ def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
     A.data[...] = np.abs(rng.standard_normal(A.data.shape))
     B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)
     got, kernels = by_copies(device, A.on(device), device.asarray(B))
-    assert {"columns_tf32", "gemm_sm90"} <= set(kernels)
+    assert {"rearrange", "gemm_sm90"} <= set(kernels)
     want = A.dense @ B.astype(float)
     assert (np.abs(device.asnumpy(got) - want) <= 2e-6 * want).all()
     B[3, 5], A.data[0, 4, 3] = 3.4028235e38, 3.4e38

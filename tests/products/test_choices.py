@@ -25,7 +25,7 @@ from bsrgemm._products.gemm_simt import GemmSimt, Spmv
 from bsrgemm._products.gemm_sm80 import GemmSm80
 from bsrgemm._products.gemm_sm90 import GemmSm90
 from bsrgemm._products.lists import LISTS
-from bsrgemm._products.prepared import compiled_for, wants_aligned_rows
+from bsrgemm._products.prepared import fastest
 from bsrgemm._products.spgemm_pattern import SpgemmPattern
 from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
@@ -182,11 +182,11 @@ def gemm_choices() -> Iterator[tuple[str, str]]:
     """Every fifth problem as text, and all of them as digests."""
     every = all_problems()
     for one in every[::5]:
-        kernel = choice.by_rule(one)
+        kernel = fastest(one, H200, False)
         yield written(one), f"{written(kernel)} | {grids(kernel, one)}"
     for first in range(0, len(every), 32):
         some = every[first : first + 32]
-        found = [f"{choice.by_rule(one).spec()} {grids(choice.by_rule(one), one)}" for one in some]
+        found = [f"{fastest(one, H200, False).spec()} {grids(fastest(one, H200, False), one)}" for one in some]
         yield f"from {written(some[0])}", f"{len(found)} {written_lists.digest(found)}"
 
 
@@ -199,16 +199,16 @@ def other_variants() -> Iterator[tuple[str, str]]:
 
 
 def copies_of_b() -> Iterator[tuple[str, str]]:
-    """Whether a copy of B with aligned rows pays, and which kernels copy B by columns."""
+    """Which operands are copied, and for which kernel."""
     for a, N, blocks, order in product(("f16", "f64", "i64"), (1, 63, 64, 65, 128), (8, 15, 16, 17, 32), ("", "C")):
         one = problem(a, N=N, blocks=blocks, b_order=order)
-        yield written(one), written(wants_aligned_rows(one))
+        yield written(one), written(fastest(one, H200, True))
     for change in ({"batches": 8, "blocks": 2}, {"arch": "sm_75"}, {"R": 8}, {"arch": "sm_80"}, {"aligned": False}):
         one = problem(N=128, b_order="", **change)
-        yield written(one), written(wants_aligned_rows(one))
+        yield written(one), written(fastest(one, H200, True))
     for R, N, blocks, tf32 in product((16, 32, 64), (64, 96, 1024), (2000, 40000, 400000), (False, True)):
         one = problem("f32", R=R, K=32, N=N, blocks=blocks, tf32=tf32)
-        yield written(one), " ; ".join(map(written, compiled_for(one)))
+        yield written(one), written(fastest(one, H200, True))
 
 
 # ------------------------------------------------------------------------------------------------ kernels by themselves
@@ -355,7 +355,7 @@ def test_every_first_choice_is_compiled_ahead_of_time() -> None:
     listed = {kernel for family in choice.DENSE for kernel in family.every(DEVICE_DTYPES)}
     served = 0
     for one in (*sm90_problems(), *sm80_problems()):
-        kernel = choice.by_rule(one)
+        kernel = fastest(one, H200, False)
         promoted = one.types == names(one.types.a, index=one.types.index) or one.types.a == "e4m3"
         if promoted and isinstance(kernel, TENSOR) and one.types.c != "f64":
             served += 1
@@ -367,7 +367,7 @@ def test_every_first_choice_is_compiled_ahead_of_time() -> None:
 def test_the_first_variant_is_that_of_the_rule_and_none_comes_twice() -> None:
     for one in all_problems()[::5]:
         found = list(choice.variants(one))
-        assert found[0] == choice.by_rule(one) and len(set(found)) == len(found), one
+        assert found[0] == fastest(one, H200, False) and len(set(found)) == len(found), one
 
 
 def test_types_of_sums_are_those_of_the_dtypes() -> None:

@@ -1,4 +1,4 @@
-"""When a product in float32 or tf32 copies B column by column, and how many columns at a time."""
+"""Which copies of operands a product can have, how many columns at a time, and what is predicted for them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from bsrgemm._kernels.element_types import types
 from bsrgemm._products.call import Problem
-from bsrgemm._products.choice import by_rule
+from bsrgemm._products.costs import H200
 from bsrgemm._products.gemm_sm90 import GemmSm90
-from bsrgemm._products.prepared import ByColumns, RealViews, column_panel, compiled_for
+from bsrgemm._products.prepared import Copied, RealViews, fastest, options, panel_width
 
 F32 = np.dtype(np.float32)
 HALF = types(*[np.dtype(np.float16)] * 3, F32, np.dtype(np.int32))
@@ -23,60 +23,60 @@ USUAL = Problem(
 
 
 @pytest.mark.parametrize(
-    ("change", "columns"),
+    ("change", "order", "parts", "columns"),
     [
-        ({}, 8192),
-        ({"b_order": ""}, 8192),
-        ({"overwrite": False}, 8192),
-        ({"N": 8192 + 64}, 8192),  # more columns than 256 MiB hold
-        ({"N": 8193}, 7936),  # the last panel has 257 columns, and not one
-        ({"N": 8192 + 63}, 7936),
-        ({"batches": 2}, 4096),
-        ({"N": 300}, 300),
-        ({"batches": 33}, 0),  # a panel of 256 columns would be too large
-        ({"b_order": "F"}, 0),
-        ({"tf32": False}, 4096),  # in two parts
-        ({"tf32": False, "b_order": "F"}, 4096),
-        ({"tf32": False, "N": 95, "blocks": 65536}, 0),
-        ({"tf32": False, "N": 96, "blocks": 65536}, 96),
-        ({"tf32": False, "b_order": "", "N": 1024, "blocks": 256 * 14}, 1024),  # 448 elements in a column of A
-        ({"tf32": False, "N": 1024, "blocks": 256 * 14 - 1}, 0),
-        ({"tf32": False, "N": 1024, "R": 64, "block_rows": 128, "blocks": 1024}, 1024),  # 256
-        ({"tf32": False, "N": 1024, "R": 64, "block_rows": 128, "blocks": 1023}, 0),
-        ({"tf32": False, "N": 2048, "R": 16, "block_rows": 512, "blocks": 2048}, 2048),  # 128
-        ({"tf32": False, "N": 2048, "R": 16, "block_rows": 512, "blocks": 2047}, 0),
-        ({"tf32": False, "transposed": True}, 0),
-        ({"tf32": False, "types": HALF}, 0),
-        ({"arch": "sm_80"}, 0),
-        ({"transposed": True}, 0),
-        ({"blocks": 4096}, 8192),  # 512 elements in a column of A
-        ({"blocks": 4095}, 0),
-        ({"R": 16, "block_rows": 512, "blocks": 3072}, 8192),  # 192
-        ({"R": 16, "block_rows": 512, "blocks": 3071}, 0),
-        ({"R": 24}, 0),
-        ({"K": 12}, 0),
-        ({"N": 72}, 0),  # too little to compute
-        ({"aligned": False}, 0),
+        ({}, "F", 1, 8192),
+        ({}, "", 0, 8192),
+        ({"N": 8192 + 64}, "F", 1, 8192),  # more columns than 256 MiB hold
+        ({"N": 8193}, "F", 1, 7936),  # the last panel has 257 columns, and not one
+        ({"N": 8192 + 63}, "F", 1, 7936),
+        ({"batches": 2}, "C", 0, 4096),
+        ({"N": 300}, "F", 1, 300),
+        ({"batches": 33}, "F", 1, 0),  # a panel of 256 columns would be too large
+        ({}, "F", 2, 4096),
     ],
     ids=str,
 )
-def test_panels(change: dict[str, Any], columns: int) -> None:
-    assert column_panel(replace(USUAL, **change)) == columns
+def test_panels(change: dict[str, Any], order: str, parts: int, columns: int) -> None:
+    assert panel_width(replace(USUAL, **change), order, parts) == columns
 
 
-def test_the_kernels_of_a_product_by_copies() -> None:
-    for tf32, parts in ((True, 1), (False, 2)):
-        copying, multiplying = compiled_for(replace(USUAL, tf32=tf32))
-        assert copying.parts == parts
-        assert isinstance(multiplying, GemmSm90) and multiplying.parts == parts
-        assert ByColumns.best(replace(USUAL, tf32=tf32)).copy == copying
-        little = replace(USUAL, tf32=tf32, N=16)
-        assert compiled_for(little) == (by_rule(little),)
+def test_which_copies_there_are() -> None:
+    """Those that some kernel can read and could not read, or not as fast, without them."""
+
+    def copies(**change: Any) -> set[tuple[str, str, int, bool]]:
+        found = options(replace(USUAL, **change))
+        return {(x.blocks, x.order, x.parts, x.result) for x in found if isinstance(x, Copied)}
+
+    assert copies() == {("", "F", 1, False)}
+    assert copies(tf32=False) == {("", "F", 2, False)}
+    assert copies(arch="sm_80") == set()
+    assert copies(types=HALF) == set()
+    assert copies(types=HALF, b_order="F") == {("", "C", 0, False)}
+    assert copies(types=HALF, R=20, K=20) == {("lines", "", 0, False)}
+    assert ("turned", "", 0, False) in copies(types=HALF, transposed=True)
+    assert ("", "", 0, True) in copies(types=HALF, c_order="") and not copies(types=HALF, c_order="", overwrite=False)
+    assert copies(types=HALF, N=1, b_order="F") == set(), "most of the lines of a copy would be empty"
+
+
+def test_infinite_time_is_never_chosen_and_every_option_has_a_finite_one() -> None:
+    for change in ({}, {"transposed": True}, {"R": 3, "K": 3}, {"types": HALF, "b_order": ""}, {"N": 2}):
+        one = replace(USUAL, **change)
+        times = {kernel: kernel.seconds(one, H200) for kernel in options(one)}
+        assert all(0 < t < 100 for t in times.values())
+        assert times[fastest(one, H200, True)] == min(times.values())
+
+
+def test_another_card_has_other_times() -> None:
+    """Fewer multiprocessors and less bandwidth take longer."""
+    small = replace(H200, multiprocessors=66, bandwidth=H200.bandwidth / 2)
+    for kernel in options(replace(USUAL, N=1024)):
+        assert kernel.seconds(USUAL, small) > 1.2 * kernel.seconds(USUAL, H200)
 
 
 def test_b_in_two_parts_is_multiplied_by_gemm_sm90_whatever_its_size() -> None:
     for columns in (2, 16, 17, 64, 8192):
-        config = by_rule(replace(USUAL, R=16, K=16, N=columns, tf32=False, parts=2, b_order="F"))
+        config = fastest(replace(USUAL, R=16, K=16, N=columns, tf32=False, parts=2, b_order="F"), H200, False)
         assert isinstance(config, GemmSm90) and config.parts == 2 and config.b_transposed
 
 

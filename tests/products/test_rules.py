@@ -15,7 +15,7 @@ from bsrgemm._kernels.card import Card
 from bsrgemm._products import gemm_sm80, spmm, tuned, work_list
 from bsrgemm._products.block_products import SpgemmSimt
 from bsrgemm._products.call import Problem
-from bsrgemm._products.choice import by_rule, variants
+from bsrgemm._products.choice import variants
 from bsrgemm._products.gemm_simt import GemmSimt, Spmv
 from bsrgemm._products.gemm_sm80 import GemmSm80
 from bsrgemm._products.gemm_sm90 import GemmSm90
@@ -24,7 +24,11 @@ from bsrgemm._products.spmv_small import SpmvSmall
 from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
 
 F16, F32, F64 = (np.dtype(x) for x in ("float16", "float32", "float64"))
-TENSOR = (GemmSm90, GemmSm80)
+TENSOR = (GemmSm90, GemmTurnedSm90, GemmSm80)
+
+
+def tensor_cores_serve(one: Problem) -> bool:
+    return any(kernel.serves(one) for kernel in TENSOR)
 
 
 def problem(a: Any = F16, arch: str = "sm_90a", **changes: Any) -> Problem:
@@ -56,12 +60,12 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_what_the_tensor_cores_count_fits_their_integers(limit: str, arch: str) -> None:
     fits, too_large = LIMITS[limit]
-    assert isinstance(by_rule(problem(arch=arch, **fits)), TENSOR)
-    assert not isinstance(by_rule(problem(arch=arch, **too_large)), TENSOR)
+    assert tensor_cores_serve(problem(arch=arch, **fits))
+    assert not tensor_cores_serve(problem(arch=arch, **too_large))
 
 
 def test_a_product_without_blocks_is_left_to_the_plain_cores() -> None:
-    assert not isinstance(by_rule(problem(blocks=0)), TENSOR)
+    assert not tensor_cores_serve(problem(blocks=0))
 
 
 @pytest.mark.parametrize("a", [F16, np.dtype(np.uint8)], ids=str)
@@ -86,37 +90,30 @@ def test_steps_and_tail_cover_k(a: Any, R: int) -> None:
 
 
 def test_blocks_that_fill_no_row_tile_of_64_rows_are_multiplied_turned() -> None:
-    """Only row-major operands of 16 bits, a result that is only written, and many tiles."""
+    """Only row-major operands of 16 bits, a result that is only written, and lines of 16 n bytes."""
     large = problem(K=48, N=8192, block_rows=200)
-    for R in range(16, 513, 16):
-        turned = isinstance(by_rule(replace(large, R=R)), GemmTurnedSm90)
-        assert turned == (R % 64 > 0 and any(R % height == 0 for height in (48, 80, 96, 160)))
-    assert isinstance(by_rule(replace(large, R=96)), GemmTurnedSm90)
+    for R in range(1, 513):
+        assert GemmTurnedSm90.serves(replace(large, R=R)) == (R % 64 > 0)
     for change in (
-        {"N": 128},
         {"b_order": "F"},
         {"c_order": "F"},
         {"transposed": True},
         {"overwrite": False},
-        {"K": 24},
+        {"K": 20},
+        {"R": 100, "batches": 2},
         {"arch": "sm_80"},
     ):
-        assert not isinstance(by_rule(replace(large, R=96, **change)), GemmTurnedSm90)
-
-
-@pytest.mark.parametrize(("rows", "turned"), [(264, False), (265, True)])
-def test_turned_products_have_more_than_two_tiles_for_each_multiprocessor(rows: int, turned: bool) -> None:
-    one = problem(R=96, K=96, N=512, block_rows=rows)
-    assert isinstance(by_rule(one), GemmTurnedSm90) == turned
-    assert any(isinstance(config, GemmTurnedSm90) for config in variants(one))
-    assert any(isinstance(config, GemmSm90) for config in variants(one))
+        assert not GemmTurnedSm90.serves(replace(large, **{"R": 96, **change}))
+    assert GemmTurnedSm90.serves(replace(large, R=96, K=20, line=24))
 
 
 def test_stages_of_a_turned_product_fit_and_steps_cover_k() -> None:
-    for R, K, N in itertools.product((48, 80, 96, 160), range(16, 257, 16), (136, 256, 1528, 8192)):
+    for R, K, N in itertools.product(
+        (8, 24, 40, 48, 72, 80, 96, 100, 120, 160), range(8, 257, 8), (136, 256, 1528, 8192)
+    ):
         config = GemmTurnedSm90.best(problem(R=R, K=K, N=N))
         assert config.stages >= 3 and config.shared_bytes <= 232_448
-        assert 0 <= config.tail < config.depth and (K - config.tail) % config.depth == 0
+        assert 0 <= config.tail < config.depth and (-(-K // 16) * 16 - config.tail) % config.depth == 0
         columns = -(-N // config.tile_n) * config.tile_n
         assert 10 * columns <= 11 * (-(-N // 256) * 256)
 
@@ -133,7 +130,7 @@ def test_gemm_sm80_reads_whole_pieces_of_16_bytes(a: Any, transposed: bool) -> N
         for K in range(4, 65, 4):
             one = problem(a, "sm_80", R=R, K=K, transposed=transposed)
             if GemmSm80.serves(one):
-                assert (R if transposed else K) * a.itemsize % 16 == 0 and R % 16 == 0
+                assert (R if transposed else K) * a.itemsize % 16 == 0
 
 
 # ------------------------------------------------------------------------------------------ shared memory
@@ -296,7 +293,7 @@ def test_a_grid_has_as_many_ctas_as_rows_need() -> None:
 
 def plain(one: Problem) -> Any:
     """The kernel that computes block rows one at a time."""
-    return next(kernel for kernel in variants(one) if not isinstance(kernel, (*TENSOR, GemmTurnedSm90)))
+    return next(kernel for kernel in variants(one) if not isinstance(kernel, TENSOR))
 
 
 def test_kernels_that_number_rows_and_batches_with_31_bits_leave_more_to_others() -> None:

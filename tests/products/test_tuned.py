@@ -14,14 +14,16 @@ import pytest
 import bsrgemm as bg
 from bsrgemm._kernels import disk_cache, element_types, forced_kernel
 from bsrgemm._kernels.launch import Chain
-from bsrgemm._products import cuda, prepared, tuned
+from bsrgemm._products import prepared, tuned
 from bsrgemm._products import tune as tune_module
 from bsrgemm._products.call import Problem
-from bsrgemm._products.choice import by_rule, variants
+from bsrgemm._products.choice import variants
+from bsrgemm._products.costs import H200
+from bsrgemm._products.dense import Dense
 from bsrgemm._products.gemm_simt import GemmSimt
 from bsrgemm._products.gemm_sm80 import GemmSm80
 from bsrgemm._products.gemm_sm90 import GemmSm90
-from bsrgemm._products.prepared import choose
+from bsrgemm._products.prepared import choose, fastest
 
 from ..devices import Device
 
@@ -31,6 +33,10 @@ PROBLEM = Problem(
     element_types.types(FLOAT16, FLOAT16, FLOAT16, np.dtype(np.float32), np.dtype(np.int32)),
     *(64, 64, 512, 1, 100, 100, 2000, False, "C", "C", True, True),
 )
+
+
+def predicted(one: Problem) -> Dense:
+    return fastest(one, H200, True)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +54,7 @@ def test_nothing_is_chosen_before_anything_was_measured() -> None:
 
 def test_a_choice_is_kept_for_this_problem_and_this_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     every = list(variants(PROBLEM))
-    assert every[0] == by_rule(PROBLEM)
+    assert every[0] == predicted(PROBLEM)
     assert {type(c) for c in every} == {GemmSm90, GemmSm80, GemmSimt}
     for config in every:
         assert tuned.keep(PROBLEM, config) == folder / "tuned-some-card.json"
@@ -62,17 +68,17 @@ def test_a_choice_is_kept_for_this_problem_and_this_card(folder: Path, monkeypat
 
 def test_two_problems_share_the_file(folder: Path) -> None:
     other = replace(PROBLEM, N=64)
-    tuned.keep(PROBLEM, by_rule(PROBLEM))
-    tuned.keep(other, by_rule(other))
+    tuned.keep(PROBLEM, predicted(PROBLEM))
+    tuned.keep(other, predicted(other))
     tuned._loaded.clear()
-    assert tuned.stored(PROBLEM) == by_rule(PROBLEM)
-    assert tuned.stored(other) == by_rule(other)
+    assert tuned.stored(PROBLEM) == predicted(PROBLEM)
+    assert tuned.stored(other) == predicted(other)
     assert sorted(p.name for p in folder.iterdir()) == ["tuned-some-card.json"]
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"x": 1}', "entry"])
 def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
-    path = tuned.keep(PROBLEM, by_rule(PROBLEM))
+    path = tuned.keep(PROBLEM, predicted(PROBLEM))
     if damage == "entry":
         entries = json.loads(path.read_text())
         entries[tuned.signature(PROBLEM)]["tile_n"] = 77
@@ -80,16 +86,16 @@ def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
     path.write_text(damage)
     tuned._loaded.clear()
     assert tuned.stored(PROBLEM) is None
-    tuned.keep(PROBLEM, by_rule(PROBLEM))
-    assert tuned.stored(PROBLEM) == by_rule(PROBLEM)
+    tuned.keep(PROBLEM, predicted(PROBLEM))
+    assert tuned.stored(PROBLEM) == predicted(PROBLEM)
 
 
 def test_only_asks_for_one_kernel_and_says_so_where_it_cannot() -> None:
     with forced_kernel.force_kernel("GemmSm80"):
-        assert isinstance(choose(PROBLEM), GemmSm80)
+        assert isinstance(choose(PROBLEM, H200), GemmSm80)
         with pytest.raises(ValueError, match="GemmSm80 cannot multiply this"):
-            choose(replace(PROBLEM, R=7))
-    assert choose(PROBLEM) == by_rule(PROBLEM)
+            choose(replace(PROBLEM, R=7, K=7, b_order=""), H200, False)
+    assert choose(PROBLEM, H200) == predicted(PROBLEM)
 
 
 def test_tune_wants_a_matrix_on_the_gpu() -> None:
@@ -113,7 +119,7 @@ def test_tune_names_what_is_wrong(device: Device) -> None:
 def test_a_choice_that_cannot_be_written_leaves_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_cache.os, "replace", lambda *args: (_ for _ in ()).throw(OSError("no room")))
     with pytest.raises(OSError, match="no room"):
-        tuned.keep(PROBLEM, by_rule(PROBLEM))
+        tuned.keep(PROBLEM, predicted(PROBLEM))
     assert not list(folder.iterdir())
 
 
@@ -149,36 +155,17 @@ def test_tune_keeps_the_fastest_which_products_use_at_once(
 
 
 @pytest.mark.emulated
-def test_a_kernel_is_chosen_once_for_all_matrices_of_a_problem(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another kernel is chosen where one is forced or stored, where the file is another, and on another device."""
-    asked: list[Problem] = []
-    monkeypatch.setattr(cuda, "choose", lambda problem: asked.append(problem) or choose(problem))
-    B = device.asarray(np.ones((256, 96), "f2"))
-
-    def launched() -> str:
-        with device.kernels() as kernels:
-            matrix_on(device, "f2", (64, 64)) @ B
-        return kernels[-1]
-
-    assert launched() == launched() == "gemm_sm80" and len(asked) == 1
-    with forced_kernel.force_kernel("GemmSimt"):
-        assert launched() == "gemm_simt"
-    assert launched() == "gemm_sm80" and len(asked) == 2
-    tuned.keep(asked[0], GemmSimt.best(asked[0]))
-    assert launched() == launched() == "gemm_simt" and len(asked) == 3
-    monkeypatch.setattr(tuned, "_card", lambda: "another-card")
-    assert launched() == "gemm_sm80" and len(asked) == 4
-    device.becomes(3)
-    assert launched() == "gemm_sm80" and len(asked) == 5
-
-
-@pytest.mark.emulated
 @pytest.mark.parametrize("copies_win", [True, False])
 def test_tune_measures_copies_by_columns_too(copies_win: bool, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they win, nothing is stored, and the rules choose them again."""
+    """If they win, nothing is stored, and they are chosen again."""
     device.needs("sm_90a")
-    monkeypatch.setattr(prepared, "_WORTH_COLUMNS", {1: (0, 0, 0, 0), 2: (0, 0, 0, 0)})
-    prepared.column_panel.cache_clear()
+    every = prepared.options
+
+    def by_copies(problem: Problem, copies: bool = True) -> Iterator[Dense]:
+        return (x for x in every(problem) if isinstance(x, prepared.Copied) and x.parts)
+
+    monkeypatch.setattr(prepared, "options", by_copies)
+    prepared.fastest.cache_clear()
     A = matrix_on(device, "f4", (64, 32))
     measured: list[Any] = []
 
@@ -189,8 +176,8 @@ def test_tune_measures_copies_by_columns_too(copies_win: bool, device: Device, m
     monkeypatch.setattr(tune_module, "time_gpu", timed)
     found = bg.tune(A, 96)
     assert isinstance(measured[0], Chain) and not any(isinstance(x, Chain) for x in measured[1:])
-    assert ("columns_tf32" in found[0][0]) == copies_win and sum("-DPARTS=2" in name for name, _ in found) == 1
+    assert ("with copies" in found[0][0]) == copies_win and sum("-DPARTS=2" in name for name, _ in found) == 1
     with device.kernels() as after:
         A @ device.asarray(np.ones((A.shape[1], 96), "f4"))
-    assert ("columns_tf32" in after) == copies_win
-    prepared.column_panel.cache_clear()
+    assert ("rearrange" in after) == copies_win
+    prepared.fastest.cache_clear()

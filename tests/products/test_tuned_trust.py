@@ -13,7 +13,8 @@ import pytest
 from bsrgemm._kernels import disk_cache, element_types
 from bsrgemm._products import tuned
 from bsrgemm._products.call import Problem
-from bsrgemm._products.choice import by_rule
+from bsrgemm._products.costs import H200
+from bsrgemm._products.prepared import fastest
 
 FLOAT16 = np.dtype(np.float16)
 PROBLEM = Problem(
@@ -31,7 +32,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(disk_cache, "_folders", {})
     monkeypatch.setattr(tuned, "_loaded", {})
     before = os.umask(0o002)
-    yield tuned.keep(PROBLEM, by_rule(PROBLEM))
+    yield tuned.keep(PROBLEM, fastest(PROBLEM, H200, True))
     os.umask(before)
     for handle in disk_cache._folders.values():
         os.close(handle)
@@ -44,7 +45,7 @@ def read_again() -> object:
 
 
 def test_a_file_of_ones_own_is_read_and_private(path: Path) -> None:
-    assert read_again() == by_rule(PROBLEM)
+    assert read_again() == fastest(PROBLEM, H200, True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -64,7 +65,7 @@ def test_a_folder_that_others_can_write_to_is_neither_read_nor_written(path: Pat
     assert read_again() is None
     before = path.read_bytes()
     with pytest.raises(OSError, match=r"other users can write to it until chmod go-w forbids it.*bsrgemm"):
-        tuned.keep(PROBLEM, by_rule(PROBLEM))
+        tuned.keep(PROBLEM, fastest(PROBLEM, H200, True))
     assert path.read_bytes() == before
     path.parent.chmod(0o755)
-    assert read_again() == by_rule(PROBLEM)
+    assert read_again() == fastest(PROBLEM, H200, True)

@@ -1,4 +1,4 @@
-"""All that is promised of columns_tf32: copies of B by columns, rounded to tf32 or in two parts that add up to B."""
+"""All that is promised of rearrange: copies in any order, with longer lines, of some matrices, and in parts of tf32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._products.prepared import ColumnsTf32
+from bsrgemm._products.call import Lie
+from bsrgemm._products.rearrange import Rearrange
 
 from ..devices import Device
 from .products import F32, few_ctas
@@ -28,7 +29,10 @@ def copied(device: Device, x: np.ndarray[Any, Any], layout: str, parts: int) -> 
     """The parts of a copy, as (..., parts, rows, columns)."""
     room = device.cupy.empty(parts * x.size, F32)
     B = device.lying(x, layout)
-    ColumnsTf32(parts).launch(B).start((B, room))
+    batch = B if B.ndim == 3 else B[None]
+    _, rows, columns = batch.shape
+    lie = Lie(F32, batch.shape, (4 * parts * rows * columns, 4, 4 * rows))
+    Rearrange.copying(batch, lie, parts=parts).start((B, room))
     shape = (*x.shape[:-2], parts, x.shape[-1], x.shape[-2])
     return device.asnumpy(room).reshape(shape).swapaxes(-1, -2)
 
@@ -71,3 +75,55 @@ def test_loops_go_on_beyond_a_small_grid(parts: int, device: Device, rng: np.ran
     x = rng.integers(-9, 9, (3, 200, 130)).astype(F32)
     with few_ctas(1):
         np.testing.assert_array_equal(copied(device, x, "C", parts)[..., 0, :, :], x)
+
+
+def lined(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+    """Random bytes, as elements of a dtype."""
+    return rng.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
+
+
+@pytest.mark.before
+@pytest.mark.races
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("to_order", ["C", "F"])
+@pytest.mark.parametrize("layout", ["C", "F", "gaps", "backwards"])
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [((1, 3, 5), (0, 3)), ((2, 70, 65), (2, 7)), ((300, 6, 6), (0, 2)), ((3, 40, 33), (0, 0))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
+def test_words_of_any_size_are_copied_in_any_order(
+    dtype: str, shape: Any, more: Any, layout: str, to_order: str, device: Device, rng: np.random.Generator
+) -> None:
+    """What a copy has beyond the matrix is zero, and nothing else is written."""
+    x = lined(rng, shape, dtype)
+    n, high, wide = shape[0], shape[1] + more[0], shape[2] + more[1]
+    size = x.itemsize
+    room = device.asarray(lined(rng, (n * high * wide + 4,), dtype))
+    before = device.asnumpy(room)
+    steps = (wide * size, size) if to_order == "C" else (size, high * size)
+    to = Lie(x.dtype, (n, high, wide), (high * wide * size, *steps))
+    given = device.lying(x, layout)
+    Rearrange.copying(given, to).start((given, room))
+    got = device.asnumpy(room)
+    want = np.zeros((n, high, wide), x.dtype)
+    want[:, : shape[1], : shape[2]] = x
+    flat = np.ascontiguousarray(want if to_order == "C" else want.swapaxes(1, 2)).reshape(-1)
+    assert got[: flat.size].tobytes() == flat.tobytes()
+    assert got[flat.size :].tobytes() == before[flat.size :].tobytes()
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("shape", [(7, 6, 4), (7, 80, 70)], ids=str)
+def test_matrices_come_from_their_places(shape: Any, device: Device, rng: np.random.Generator) -> None:
+    """A place that is none is a matrix of zeros."""
+    x = lined(rng, shape, "u4")
+    places = np.array([3, 0, 6, -1, 7, 2**30, 2, 2, -(2**31)], np.int32)
+    n, rows, columns = len(places), shape[1], shape[2]
+    room = device.cupy.empty((n, columns, rows), np.uint32)
+    to = Lie(x.dtype, (n, rows, columns), (4 * rows * columns, 4, 4 * rows))
+    given, where = device.asarray(x), device.asarray(places)
+    Rearrange.copying(given, to, places=where).start((given, room))
+    want = np.stack([x[i].T if 0 <= i < len(x) else np.zeros((columns, rows), x.dtype) for i in places])
+    np.testing.assert_array_equal(device.asnumpy(room), want)
