@@ -90,7 +90,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     from .cuda import prepared_for
     from .operand import operand_of, problem_of
     from .prepared import Copied
-    from .prepared import fastest as predicted_for
+    from .prepared import fastest as fastest_of
     from .tuned import keep
 
     rng = cupy.random.default_rng(0)
@@ -102,10 +102,7 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
     operand = operand_of(matrix)
     call = ProductCall(matrix, B, out, accumulator_dtype(result), transposed=transposed, tf32=precision == "tf32")
     problem = problem_of(operand, call)
-    tried: list[Dense] = list(variants(problem))
-    predicted = predicted_for(problem, card(), True)
-    if predicted not in tried:
-        tried.insert(0, predicted)
+    tried = list(dict.fromkeys([fastest_of(problem, card(), True), *variants(problem)]))
     times: list[tuple[Dense, float]] = []
     for kernel in tried:
         launch = prepared_for(replace(call, kernel=kernel))

@@ -15,7 +15,6 @@ from bsrgemm._kernels.card import Card
 from bsrgemm._products import gemm_sm80, spmm, tuned, work_list
 from bsrgemm._products.block_products import SpgemmSimt
 from bsrgemm._products.call import Problem
-from bsrgemm._products.choice import variants
 from bsrgemm._products.gemm_simt import GemmSimt, Spmv
 from bsrgemm._products.gemm_sm80 import GemmSm80
 from bsrgemm._products.gemm_sm90 import GemmSm90
@@ -291,20 +290,13 @@ def test_a_grid_has_as_many_ctas_as_rows_need() -> None:
     assert found == [(n, 1, 3) for n in (1, 1, 2, 10, 10)]
 
 
-def plain(one: Problem) -> Any:
-    """The kernel that computes block rows one at a time."""
-    return next(kernel for kernel in variants(one) if not isinstance(kernel, TENSOR))
-
-
 def test_kernels_that_number_rows_and_batches_with_31_bits_leave_more_to_others() -> None:
     """Warps of spmm with staging look at rows after the last one, three steps of the grid ahead."""
     for dtype, block in ((np.dtype(np.float32), 2), (np.dtype(np.float64), 8)):
         names = element_types.types(dtype, dtype, dtype, dtype, np.dtype(np.int32))
         sizes = ("sm_90a", names, block, block, 4, 1, 1000, 1000, 30_000, False, "C", "C", True, True)
         usual = Problem(*sizes)
-        chosen = plain(usual)
-        assert isinstance(chosen, SpmmF64) or (isinstance(chosen, Spmm) and chosen.staged)
-        longer = plain(replace(usual, block_rows=2**31 - 1000))
-        assert isinstance(longer, Spmm) and not longer.staged
-    repeated = plain(replace(usual, batches=2**31))
-    assert not isinstance(repeated, SpmmF64)
+        longer = replace(usual, block_rows=2**31 - 1000)
+        assert SpmmF64.serves(usual) == (block == 8) and Spmm.best(usual).staged == (block == 2)
+        assert not SpmmF64.serves(longer) and not Spmm.best(longer).staged
+    assert not SpmmF64.serves(replace(usual, batches=2**31))
