@@ -36,6 +36,7 @@ struct Rearrange {
 // Whether both sides have different fastest indices, the same one, or are many small matrices side by side in `to`.
 enum Way { kTurned, kStraight, kSmall };
 constexpr int kWords = 8;  // words of a thread, of small matrices
+constexpr int kLines = 4;  // and of lines
 #ifdef REARRANGE_BYTES
 CHECK_LAYOUT(Rearrange, REARRANGE, (from)(to)(places)(from_batch)(from_row)(from_column)(to_batch)(to_row)(to_column)
              (batches)(rows)(columns)(to_batches)(to_rows)(to_columns)(part)(way)(lanes))
@@ -88,17 +89,24 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
   __syncthreads();
 }
 
-// A tile whose sides have the same fastest index, with `lanes` threads along it.
-__device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 row, i64 column, bool down) {
-  const int x = threadIdx.x & (p.lanes - 1), y = threadIdx.x / p.lanes, step = kThreads / p.lanes;
-#pragma unroll 4
-  for (int i = 0; i < kSide * kSide; i += kThreads) {
-    const int line = y + i / kThreads * step;
-    const i64 k = row + (down ? x : line), n = column + (down ? line : x);
-    if (line >= kSide || k >= p.to_rows || n >= p.to_columns) continue;
-    Word word = {};
-    if (from != nullptr && k < p.rows && n < p.columns) word = from[k * p.from_row + n * p.from_column];
-    write(p, to + k * p.to_row + n * p.to_column, word);
+// Both sides have the same fastest index, with `lanes` threads along it. A CTA has kLines lines for each of its groups of
+// lanes; `first` is the first line, `down` says that lines are columns.
+__device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 first, bool down) {
+  const i64 length = down ? p.to_rows : p.to_columns, count = down ? p.to_columns : p.to_rows;
+  const int step = kThreads / p.lanes;
+  for (i64 x = i64(blockIdx.x) * p.lanes + threadIdx.x % p.lanes; x < length; x += i64(gridDim.x) * p.lanes) {
+    Word words[kLines];
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const i64 line = first + threadIdx.x / p.lanes + i * step, k = down ? x : line, n = down ? line : x;
+      words[i] = {};
+      if (from != nullptr && k < p.rows && n < p.columns) words[i] = from[k * p.from_row + n * p.from_column];
+    }
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const i64 line = first + threadIdx.x / p.lanes + i * step, k = down ? x : line, n = down ? line : x;
+      if (line < count) write(p, to + k * p.to_row + n * p.to_column, words[i]);
+    }
   }
 }
 
@@ -132,10 +140,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) rearrange(const __grid_co
     const i64 place = p.places == nullptr ? b : p.places[b];
     const Word* from = u64(place) < u64(p.batches) ? p.from + place * p.from_batch : nullptr;
     Word* to = p.to + b * p.to_batch;
+    if (p.way == kStraight) {
+      const i64 lines = kLines * (kThreads / p.lanes), count = down ? p.to_columns : p.to_rows;
+      for (i64 first = blockIdx.y * lines; first < count; first += gridDim.y * lines) copy(p, from, to, first, down);
+      continue;
+    }
     for (i64 row = i64(blockIdx.y) * kSide; row < p.to_rows; row += i64(gridDim.y) * kSide) {
       for (i64 column = i64(blockIdx.x) * kSide; column < p.to_columns; column += i64(gridDim.x) * kSide) {
-        if (p.way == kStraight) copy(p, from, to, row, column, down);
-        else turn(p, from, to, row, column, down, tile);
+        turn(p, from, to, row, column, down, tile);
       }
     }
   }

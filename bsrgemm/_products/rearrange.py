@@ -35,7 +35,8 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
     word: int
     parts: int = 0
 
-    threads, words = 256, 8
+    #: words of a thread: of small matrices, and of lines
+    threads, words, lines = 256, 8, 4
 
     @property
     def side(self) -> int:
@@ -74,19 +75,26 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
             ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
         kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
         way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
+        lanes = min(kernel.side, 1 << (max(1, ends[fast]) - 1).bit_length())
         packed = arguments.REARRANGE.pack(
             **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
             **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
             **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
             batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
-            part=ends[2] * ways[2], way=way, lanes=min(kernel.side, 1 << (max(1, ends[fast]) - 1).bit_length()),
+            part=ends[2] * ways[2], way=way, lanes=lanes,
         )  # fmt: skip
         write = arguments.REARRANGE.patch("from", "to").write
-        return Launch(kernel, kernel.grid(way, *ends), packed, pointers=write, holds=places)
+        return Launch(kernel, kernel.grid(way, ends, fast, lanes), packed, pointers=write, holds=places)
 
-    def grid(self, way: Way, batches: int, rows: int, columns: int) -> tuple[int, ...]:
-        """Tiles of columns, tiles of rows, batches. The kernel loops over whatever exceeds it."""
+    def grid(self, way: Way, ends: list[int], fast: int, lanes: int) -> tuple[int, int, int]:
+        """The CTAs for a copy with these ends, of which `fast` is the fastest; the kernel loops over what exceeds it.
+
+        Tiles of columns, tiles of rows, batches; of a straight copy lanes, lines, batches.
+        """
+        batches, rows, columns = ends
         if way is Way.SMALL:
-            return (min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))),)
-        tiles = [-(-n // self.side) for n in (columns, rows)]
-        return min(MAX_GRID_X, tiles[0]), min(MAX_GRID_YZ, tiles[1]), min(MAX_GRID_YZ, batches)
+            return min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))), 1, 1
+        x, y = -(-columns // self.side), -(-rows // self.side)
+        if way is Way.STRAIGHT:
+            x, y = -(-ends[fast] // lanes), -(-ends[3 - fast] // (self.lines * self.threads // lanes))
+        return min(MAX_GRID_X, x), min(MAX_GRID_YZ, y), min(MAX_GRID_YZ, batches)
