@@ -56,10 +56,10 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     reads_lines = True
 
     costs: ClassVar = {
-        "t0": 10.3, "lat_h": 580.0, "lat_s": 695.0, "lat_t": 775.0, "lat_d": 525.0, "lat_i": 548.0, "lat_n": 69.6,
-        "rate_h": 1.34, "rate_s": 0.205, "rate_t": 0.572, "rate_d": 0.184, "rate_i": 2.31, "union": 0.207, "T": 0.806,
-        "F": 0.938, "ragged_h": 1.19, "ragged_s": 1.05, "ragged_t": 1.04, "ragged_d": 1.06, "ragged_i": 1.53,
-        "l2": 1.12,
+        "t0": 10.8, "lat_h": 624.0, "lat_s": 785.0, "lat_t": 857.0, "lat_d": 559.0, "lat_i": 559.0, "lat_n": 22.9,
+        "rate_h": 1.37, "rate_s": 0.194, "rate_t": 0.604, "rate_d": 0.179, "rate_i": 3.01, "union_h": 0.722,
+        "union_s": 0.143, "union_t": 0.27, "union_d": 0.234, "union_i": 1.0, "T": 0.798, "F": 0.924, "ragged_h": 1.09,
+        "ragged_s": 1.07, "ragged_t": 1.08, "ragged_d": 1.05, "ragged_i": 1.6, "l2": 1.02,
     }  # fmt: skip
 
     @property
@@ -86,7 +86,11 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         resident = self.ctas(p.arch)
         rounds = max(1, math.ceil(tiles / (card.multiprocessors * resident)))
         together = min(resident, max(1, math.ceil(tiles / card.multiprocessors)))
-        used = 1.0 if self.row_tiles <= per_row else x["union"] + (1 - x["union"]) * of.mean / max(mean, 1e-9)
+        used = (
+            1.0
+            if self.row_tiles <= per_row
+            else x["union_" + kind] + (1 - x["union_" + kind]) * of.mean / max(mean, 1e-9)
+        )
         flops = high * self.tile_n * min(-(-p.K // 8) * 8, 128 // size) * used
         step = overlapped(x["lat_" + kind] + x["lat_n"] * self.tile_n / 128, together * flops / x["rate_" + kind] / 1e3)
         step *= (

@@ -83,8 +83,8 @@ class GemmTurnedSm90(
     heights = tuple(_TILES)
 
     costs: ClassVar = {
-        "t0": 6.6, "lat": 683.0, "rate": 7.37, "rows": 3.81, "l2sm": 228.0, "l2": 0.235, "cut": 8.26,
-        "cut_share": 0.262,
+        "t0": 8.89, "lat": 492.0, "lat_k": 2.2, "rate": 2.78, "rows": 2.33, "l2sm": 232.0, "l2": 0.309, "cut": 9.68,
+        "cut_share": 0.564,
     }  # fmt: skip
 
     @property
@@ -120,14 +120,11 @@ class GemmTurnedSm90(
         """All warpgroups multiply all row tiles that have a block; panels of B come from the L2."""
         p, of = problem, rows_of(problem)
         per_row = -(-p.R // self.row_tile_height)
-        used = (
-            self.row_tiles * of.mean / max(of.union(-(-self.row_tiles // per_row)), 1e-9)
-            if self.row_tiles > per_row
-            else self.row_tiles
-        )
+        rows = -(-self.row_tiles // per_row)
+        used = self.row_tiles * (of.mean / max(of.union(rows), 1e-9) if rows > 1 else 1)
         depth = min(self.depth, -(-p.K // 16) * 16)
         flops = used * (self.row_tile_height + x["rows"]) * self.tile_n * depth / x["rate"] / 1e3
-        step = overlapped(x["lat"], flops, self.tile_n * depth * 2 / x["l2sm"])
+        step = overlapped(x["lat"] + x["lat_k"] * depth / 16, flops, self.tile_n * depth * 2 / x["l2sm"])
         chain, read, cut = self.chain(p, card, step, x)
         both = overlapped(chain, x["l2"] * from_l2(card, read), memory(card, *operand_bytes(p)))
         return x["t0"] + (x["cut"] if cut else 0) + both
