@@ -341,7 +341,7 @@ class Indexing(Conversions):
 
         Notes
         -----
-        Waits for the GPU.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -350,29 +350,11 @@ class Indexing(Conversions):
         >>> A.diagonal(), A.diagonal(k=2)
         (array([0., 5.]), array([2., 7.]))
         """
-        M, N = self._shape
-        k = check_integer(k, "k")
-        loops = self._backend.loops
-        if loops is not None and -M < k < N:
-            found: Array | None = loops.diagonal(self._validated, self._shape, k)
-            if found is not None:
-                return found
-        xp = self._backend.xp
-        if k <= -M or k >= N:
-            return xp.empty(0, self.dtype)
-        out = xp.zeros(min(M + min(k, 0), N - max(k, 0)), self.dtype)
-        blocks, (R, C) = self._canonical(), self.blocksize
-        if loops is not None and R == C:
-            beside: Array = loops.diagonal_beside(blocks, self._block_shape, k)
-            return beside[max(0, -k) :][: len(out)]
-        rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)
-        shift = blocks.indices.astype(np.int64, copy=False) * C - rows * R
-        crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
-        r, c = xp.arange(R)[:, None], xp.arange(C)
-        on = shift[crossing][:, None, None] + (c - r) == k
-        place = xp.broadcast_to(rows[crossing][:, None, None] * R + r, on.shape) + min(k, 0)
-        out[place[on]] = blocks.data[crossing][on]  # synchronize!
-        return out
+        (M, N), k = self._shape, check_integer(k, "k")
+        count = min(M + min(k, 0), N - max(k, 0))
+        if count <= 0 or not -M < k < N:
+            return self._backend.xp.empty(0, self.dtype)
+        return self._backend.diagonal(self._validated, self._block_shape[1], k, count, self._known_canonical)
 
     def trace(self, offset: int = 0) -> Any:
         """Return the sum of a diagonal.
@@ -389,7 +371,7 @@ class Indexing(Conversions):
 
         Notes
         -----
-        Waits for the GPU.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -422,8 +404,8 @@ class Indexing(Conversions):
         Notes
         -----
         The values are cast to the dtype of this matrix. Duplicates of this matrix are added up. Waits for the GPU.
-        On the CPU the values are written into `data`, if all blocks of the diagonal are stored; otherwise the matrix
-        gets new arrays.
+        The values are written into `data` if all blocks of the diagonal are stored; otherwise the matrix gets new
+        arrays.
 
         Examples
         --------
@@ -446,34 +428,24 @@ class Indexing(Conversions):
         n = n if values.ndim == 0 else min(n, len(values))
         if n <= 0:
             return
-        values = xp.broadcast_to(values, (n,)) if values.ndim == 0 else values[:n]
-        step = xp.arange(n, dtype=np.int64)
-        row, col = step - min(k, 0), step + max(k, 0)
-        R, C = self.blocksize
-        wanted = (row // R) * self._block_shape[1] + col // C
-        if backend.loops is not None:
-            blocks = self._canonical()
-            crossed = structure.first_of_runs(backend, wanted)
-            at = backend.loops.positions(blocks, self._block_shape[1], row[crossed] // R, col[crossed] // C)
-            if bool((at >= 0).all()):  # all blocks on the diagonal are stored
-                block = np.repeat(at, np.diff(crossed, append=n))
-                if blocks.data is not self.data or not self.data.flags.writeable:
-                    self._replace(blocks._replace(data=blocks.data.copy()))
-                elif np.may_share_memory(values, self.data):
-                    values = values.copy()
-                self._before_writing()
-                self.data[block, row % R, col % C] = values
-                self.has_canonical_format = True
-                return
-        touched = structure.from_coo(
-            backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
-        )
-        data, _, indices, indptr = structure.align(backend, self._canonical(), touched, self._block_shape[1])
-        keys = structure.block_keys(backend, indices, indptr, self._block_shape[1])
-        block = xp.searchsorted(keys, wanted)
-        data[block, row % R, col % C] = values
-        index = self.indices.dtype
-        self._replace(Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False)))
+        values = values if values.ndim == 0 else values[:n]
+        blocks, block_cols = self._canonical(), self._block_shape[1]
+        if blocks.data is not self.data or not getattr(self.data.flags, "writeable", True):
+            self._replace(blocks._replace(data=blocks.data.copy()))
+            blocks = self._blocks
+        elif values.ndim and backend.overlap(values, self.data):
+            values = values.copy()
+        self._before_writing()
+        if not backend.set_diagonal(blocks, block_cols, k, values, n):
+            row, col = structure.diagonal_places(backend, k, n)
+            touched = structure.from_coo(
+                backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
+            )
+            data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
+            index = self.indices.dtype
+            blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
+            backend.set_diagonal(blocks, block_cols, k, values, n)
+            self._replace(blocks)
         self.has_canonical_format = True
 
     def nonzero(self) -> tuple[Array, Array]:

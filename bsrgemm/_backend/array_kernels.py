@@ -1,7 +1,7 @@
 """Configurations of the kernels that implement array primitives on the GPU.
 
-`expand` finds the row of each entry of a compressed index, `segment` reduces segments of rows, and `vector_steps` has
-the inner products and updates of Krylov methods.
+`expand` finds the row of each entry of a compressed index, `segment` reduces segments of rows, `vector_steps` has the
+inner products and updates of Krylov methods, and `diagonal` reads and sets diagonals. `device_arrays` launches them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from .._kernels.element_types import BYTES, accumulator, element
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel
-from .._kernels.structs import Struct
+from .._kernels.structs import Struct, fields
 from ..dtypes import accumulator_dtype
 
 OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
@@ -27,6 +27,15 @@ VECTOR_STEPS = Struct(
         *((name, "P") for name in ("x", "u", "v", "p", "a", "b", "sum", "numbers", "partial", "arrived")),
         ("n", "q"),
         ("aligned", "i"),
+    ),
+)
+#: The argument of `diagonal`.
+DIAGONAL = Struct(
+    "Diagonal",
+    (
+        *fields("P", "data indices indptr out stored missing"),
+        *fields("q", "rows blocks count below above"),
+        *fields("i", "R C canonical turned single"),
     ),
 )
 #: The dtypes of vectors that `vector_steps` takes, each with those that the vector v may have beside it.
@@ -109,6 +118,46 @@ class VectorSteps(Kernel, source="vector_steps.cu", argument=VECTOR_STEPS, deriv
         return (max(1, min(self.most_ctas, -(-n // chunk))),)
 
 
+#: For values that are only moved, the CUDA name of a type with so many bytes.
+MOVED = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "c128"}
+_INDICES = ("i32", "i64")
+
+
+def most_ctas(items: int, each: int) -> tuple[int]:
+    """Return the grid for so many items, of which a CTA takes `each`; its loops go on beyond the largest grid."""
+    return (min(MAX_GRID_X, -(-items // each)),)
+
+
+@dataclass(frozen=True)
+class Diagonal(Kernel, source="diagonal.cu", argument=DIAGONAL):
+    """Configuration of the kernel that reads and sets diagonals, and reads the blocks on the diagonal."""
+
+    operation: str
+    element_a: str
+    accumulator: str
+    index: str
+
+    threads = 128
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Diagonal]:
+        for index in _INDICES:
+            for dtype in dtypes:
+                yield from (cls.reading(name, dtype, index) for name in ("kElements", "kBlocks"))
+            yield cls.moving("kFind", 1, index)
+            yield from (cls.moving("kSet", size, index) for size in MOVED)
+
+    @classmethod
+    def reading(cls, operation: str, dtype: np.dtype[Any], index: str) -> Diagonal:
+        """Return the kernel that reads elements of `dtype`."""
+        return cls(operation, element(dtype), accumulator(dtype)[0], index)
+
+    @classmethod
+    def moving(cls, operation: str, size: int, index: str) -> Diagonal:
+        """Return the kernel that looks for elements of so many bytes, or sets them."""
+        return cls(operation, MOVED[size], MOVED[size], index)
+
+
 def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:
     """Yield the configs of all steps with vectors of `dtype`; in an advance all vectors have it."""
     for other in VECTOR_DTYPES.get(dtype, ()):
@@ -144,4 +193,4 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 
 
 #: The kernels that implement array primitives.
-ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps)
+ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps, Diagonal)

@@ -195,6 +195,24 @@ class Backend(ABC):
         float32 and rounded once.
         """
 
+    @abstractmethod
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        """Return the `count` elements ``A[i, i + k]`` that lie in the matrix; duplicates are added up in order.
+
+        With `canonical` the caller knows that the blocks are in canonical format.
+        """
+
+    @abstractmethod
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        """Return blocks (i, i), transposed if `turned`, and whether each is stored; duplicates are added up."""
+
+    @abstractmethod
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        """Write ``A[i, i + k] = values[i]`` for i below `count`, or one number, into blocks in canonical format.
+
+        False, and nothing is written, if one of these blocks is not stored. Waits for the GPU.
+        """
+
     def safe_ratio(self, a: Array, b: Array) -> Array:
         """Return ``a / b``, and 0 where b is 0."""
         zero = b == 0

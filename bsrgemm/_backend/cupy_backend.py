@@ -15,7 +15,7 @@ from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
-from . import dlpack, structure
+from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
 from .base import Array, Backend, Blocks, ConjugateVectors
 from .index_arrays import plain_array, watched_class
@@ -185,6 +185,15 @@ class CupyBackend(Backend):
         )
         run(config, config.grid(segments), args)
         return out
+
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        return device_arrays.diagonal(blocks, k, count, canonical)
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        return device_arrays.diagonal_blocks(blocks, count, canonical, turned)
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        return device_arrays.set_diagonal(blocks, k, values, count)
 
     def safe_ratio(self, a: Array, b: Array) -> Array:
         return _SAFE_RATIO(a, b) if a.dtype == b.dtype else super().safe_ratio(a, b)

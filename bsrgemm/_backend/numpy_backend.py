@@ -120,6 +120,38 @@ class NumpyBackend(Backend):
         return Blocks(data, indices, indptr)
 
     # ------------------------------------------------- SciPy's compiled loops instead of sorts
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        (_, R, C), block_rows = blocks.data.shape, len(blocks.indptr) - 1
+        found: Array | None = self.loops.diagonal(blocks, (block_rows * R, block_cols * C), k)
+        if found is not None:
+            return found
+        if R != C:
+            return structure.diagonal(self, blocks, block_cols, k, count, False)
+        if not self.loops.is_canonical(blocks.indices, blocks.indptr):
+            blocks = structure.sum_duplicates(self, blocks, block_cols)
+        beside: Array = self.loops.diagonal_beside(blocks, (block_rows, block_cols), k)
+        return beside[max(0, -k) :][:count]
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        data, indices, _ = blocks
+        every = np.arange(count, dtype=indices.dtype)
+        place = self.loops.unique_positions(blocks, max(count, 1), every, every) if count else None
+        if place is None:
+            return structure.diagonal_blocks(self, blocks, count, turned)
+        stored, out = place >= 0, np.zeros((count, *data.shape[1:]), data.dtype)
+        out[stored] = data[place[stored]]
+        return (np.ascontiguousarray(out.transpose(0, 2, 1)) if turned else out), stored
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        row, col = structure.diagonal_places(self, k, count)
+        _, R, C = blocks.data.shape
+        crossed = structure.first_of_runs(self, (row // R) * block_cols + col // C)
+        at = self.loops.positions(blocks, block_cols, row[crossed] // R, col[crossed] // C)
+        if bool((at < 0).any()):
+            return False
+        blocks.data[np.repeat(at, np.diff(crossed, append=count)), row % R, col % C] = values
+        return True
+
     def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
         data, indices, indptr = self.validated(blocks, len(blocks.indptr) - 1, block_cols)
         n, R, C = data.shape

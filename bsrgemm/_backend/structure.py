@@ -112,6 +112,57 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
     )
 
 
+# ----------------------------------------------------------------------------------- diagonals
+def diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+    """Return the `count` elements ``A[i, i + k]`` that lie in the matrix."""
+    if not canonical and not is_sorted(backend, blocks.indices, blocks.indptr, strictly=True):
+        blocks = sum_duplicates(backend, blocks, block_cols)
+    data, indices, indptr = blocks
+    xp, (_, R, C) = backend.xp, data.shape
+    out = xp.zeros(count, data.dtype)
+    rows = backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
+    shift = indices.astype(np.int64, copy=False) * C - rows * R
+    crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
+    r, c = xp.arange(R)[:, None], xp.arange(C)
+    on = shift[crossing][:, None, None] + (c - r) == k
+    place = xp.broadcast_to(rows[crossing][:, None, None] * R + r, on.shape) + min(k, 0)
+    out[place[on]] = data[crossing][on]  # synchronize!
+    return out
+
+
+def diagonal_blocks(backend: Backend, blocks: Blocks, count: int, turned: bool) -> tuple[Array, Array]:
+    """Return blocks (i, i), transposed if `turned`, and whether each is stored."""
+    (data, indices, indptr), xp = blocks, backend.xp
+    rows = backend.expand(indptr, len(indices))
+    on = xp.flatnonzero(rows == indices)  # synchronize!
+    rows = rows[on]
+    starts = first_of_runs(backend, rows)
+    rows = rows[starts]
+    out, stored = xp.zeros((count, *data.shape[1:]), data.dtype), xp.zeros(count, np.bool_)
+    out[rows] = backend.segment_reduce("add", data, on, starts)
+    stored[rows] = True
+    return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if turned else out), stored
+
+
+def set_diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+    """Write a diagonal into blocks in canonical format; False if one of them is not stored."""
+    (data, indices, indptr), xp = blocks, backend.xp
+    row, col = diagonal_places(backend, k, count)
+    _, R, C = data.shape
+    keys, wanted = block_keys(backend, indices, indptr, block_cols), (row // R) * block_cols + col // C
+    block = xp.searchsorted(keys, wanted)
+    if not len(keys) or not bool((keys[xp.minimum(block, len(keys) - 1)] == wanted).all()):  # synchronize!
+        return False
+    data[block, row % R, col % C] = values
+    return True
+
+
+def diagonal_places(backend: Backend, k: int, count: int) -> tuple[Array, Array]:
+    """Return the rows and the columns of the first `count` elements of a diagonal."""
+    step = backend.xp.arange(count, dtype=np.int64)
+    return step - min(k, 0), step + max(k, 0)
+
+
 # ------------------------------------------------------------------------------- other formats
 def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""

@@ -252,6 +252,15 @@ class FakeBackend(Backend):
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
         return structure.to_csr(self, blocks, dtype)
 
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Any:
+        return structure.diagonal(self, blocks, block_cols, k, count, canonical)
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Any, Any]:
+        return structure.diagonal_blocks(self, blocks, count, turned)
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Any, count: int) -> bool:
+        return structure.set_diagonal(self, blocks, block_cols, k, values, count)
+
 
 class FakeProducts(ProductEngine):
     """The products of the host on the memory of the fake device; what is generic runs on the fake device itself."""

@@ -1,8 +1,12 @@
-"""All that is promised of the kernels of single arrays, expand and segment, and of spgemm_simt, which adds up pairs."""
+"""All that is promised of the kernels of arrays and patterns, and of spgemm_simt, which adds up pairs.
+
+What a kernel returns is compared with the function of the same name in `structure`, on the host.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,11 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend import array_kernels, registry
+from bsrgemm._backend import array_kernels, registry, structure
+from bsrgemm._backend.base import Blocks
+from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import cuda as products_cuda
+from bsrgemm.dtypes import BFLOAT16
 
 from ..devices import Device
 from .products import F64, exact, few_ctas, numbers
@@ -127,3 +134,93 @@ def test_loops_go_on_beyond_a_small_grid(most: int, device: Device, rng: np.rand
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         got = device.asnumpy(registry.cuda().expand(device.asarray(bounds), int(bounds[-1])))
         np.testing.assert_array_equal(got, np.repeat(np.arange(2000), lengths))
+
+
+# ------------------------------------------------------------------------------- diagonal
+#: Block rows of a pattern with duplicates, out of order, with empty rows and one long row.
+_SCATTERED = ([0, 3, 3, 8, 9, 20], [2, 0, 2, 3, 1, 3, 0, 3, 4, *([1, 4, 3, 0, 4, 2, 4, 1, 4, 0, 3])])
+#: One in canonical format.
+_ORDERED = ([0, 3, 3, 5, 6, 11], [0, 2, 3, 1, 2, 5, 0, 1, 2, 3, 4])
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_BLOCKS = [(3, 3), (2, 3), (1, 1), (5, 2)]
+
+
+def stored(
+    rng: np.random.Generator, pattern: tuple[list[int], list[int]], blocksize: tuple[int, int], dtype: Any, index: Any
+) -> Blocks:
+    """Blocks of small whole numbers, among them NaN and -0.0, in a pattern on the host."""
+    indptr, indices = pattern
+    data = numbers(rng, (len(indices), *blocksize), np.dtype(dtype))
+    if data.dtype.kind in "fc":
+        data[::4, 0, 0], data[1::5, -1, -1] = np.nan, -0.0
+    return Blocks(data, np.array(indices, index), np.array(indptr, index))
+
+
+def on(device: Device, blocks: Blocks) -> Blocks:
+    return Blocks(*map(device.asarray, blocks))
+
+
+def same_bits(got: Any, want: Any) -> None:
+    """Equal dtypes, shapes and values; the sign of a zero counts, the bits of a NaN do not."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if got.dtype.kind == "c":
+        same_bits(np.ascontiguousarray(got).view(got.real.dtype), np.ascontiguousarray(want).view(got.real.dtype))
+        return
+    wide = [x.astype(np.float32) if x.dtype == BFLOAT16 else x for x in (got, want)]
+    np.testing.assert_array_equal(*wide)
+    if wide[0].dtype.kind == "f":
+        np.testing.assert_array_equal(*(np.signbit(x) & (x == 0) for x in wide))
+
+
+def spoiled(blocks: Blocks) -> Iterator[Blocks]:
+    """The same blocks with index arrays that a user has overwritten."""
+    for name, at, value in itertools.product(("indices", "indptr"), (0, 1, -1), (-9, 7, 2**31 - 1)):
+        array = getattr(blocks, name).copy()
+        array[at] = value
+        yield blocks._replace(**{name: array})
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("blocksize", _BLOCKS, ids=str)
+def test_diagonals(
+    blocksize: tuple[int, int], dtype: Any, index: Any, device: Device, rng: np.random.Generator
+) -> None:
+    (R, C), cuda = blocksize, registry.cuda()
+    for pattern, canonical in ((_SCATTERED, False), (_ORDERED, True), (_ORDERED, False)):
+        blocks = stored(rng, pattern, blocksize, dtype, index)
+        there = on(device, blocks)
+        for k in (0, 1, -1, 2 * C, -3 * R, 6 * C - 1, 1 - 5 * R):
+            count = min(5 * R + min(k, 0), 6 * C - max(k, 0))
+            want = structure.diagonal(HOST, blocks, 6, k, count, canonical)
+            same_bits(device.asnumpy(cuda.diagonal(there, 6, k, count, canonical)), want)
+        for turned in (False, R == C):
+            got = cuda.diagonal_blocks(there, 5, canonical, turned)
+            for one, other in zip(got, structure.diagonal_blocks(HOST, blocks, 5, turned), strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_diagonals_are_set_if_all_their_blocks_are_stored(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    blocks, cuda = stored(rng, _ORDERED, (2, 2), dtype, _INT32), registry.cuda()
+    for k, count in ((0, 10), (0, 2), (0, 8), (-2, 4), (-1, 4), (7, 1), (4, 2)):
+        for values in (numbers(rng, (count,), np.dtype(dtype)), np.ones((), dtype)):
+            there, want = on(device, blocks), blocks._replace(data=blocks.data.copy())
+            done = structure.set_diagonal(HOST, want, 6, k, values, count)
+            assert cuda.set_diagonal(there, 6, k, device.asarray(values), count) == done
+            same_bits(device.asnumpy(there.data), want.data)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_diagonals_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    cuda, value = registry.cuda(), device.asarray(np.ones(()))
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 2), F64, _INT32)):
+        there = on(device, blocks)
+        for k, canonical in itertools.product((0, 3, -9), (False, True)):
+            cuda.diagonal(there, 6, k, 10 - abs(k), canonical)
+            cuda.diagonal_blocks(there, 5, canonical, True)
+            cuda.set_diagonal(there, 6, k, value, 10 - abs(k))
+    device.synchronize()
