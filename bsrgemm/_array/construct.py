@@ -289,7 +289,7 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
         found = _from_csr(backend, csr, parts.shape, (R, C), bool(parts.canonical))
         if found is not None:
             return found
-    row, col = structure.to_coo(backend, parts.blocks, index)
+    row, col = backend.to_coo(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index)
     blocks = structure.from_coo(
         backend, row, col, parts.blocks.data.reshape(-1), parts.shape, (R, C), index, unique=bool(parts.canonical)
     )
@@ -480,6 +480,6 @@ def _from_bsr_arrays(
     if not is_array and index.itemsize > 4 and largest <= structure.INT32_MAX:
         index = np.dtype(np.int32)  # like scipy's, bsr_matrix narrows int64 indices if int32 is enough
     structure.check_arrays(data, indices, indptr, shape)
-    stop = structure.check_values(backend, indices, indptr, shape[1] // C)
+    facts = structure.checked(backend, indices, indptr, shape[1] // C)
     indices, indptr = (_own_index(backend, x, index, copy) for x in (indices, indptr))
-    return Parts(Blocks(data[:stop], indices[:stop], indptr), shape, None)
+    return Parts(Blocks(data[: facts.stop], indices[: facts.stop], indptr), shape, facts.canonical or None)

@@ -1,11 +1,12 @@
 """Configurations of the kernels that implement array primitives on the GPU.
 
 `expand` finds the row of each entry of a compressed index, `segment` reduces segments of rows, `vector_steps` has the
-inner products and updates of Krylov methods, and `diagonal` reads and sets diagonals. `device_arrays` launches them.
+inner products and updates of Krylov methods. The others are operations on matrices, which `device_arrays` launches.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +37,19 @@ DIAGONAL = Struct(
         *fields("P", "data indices indptr out stored missing"),
         *fields("q", "rows blocks count below above"),
         *fields("i", "R C canonical turned single"),
+    ),
+)
+#: The argument of `check_pattern`.
+CHECK_PATTERN = Struct(
+    "CheckPattern", (*fields("P", "indices indptr found partial arrived"), *fields("q", "entries rows"))
+)
+#: The argument of `block_elements`.
+BLOCK_ELEMENTS = Struct(
+    "BlockElements",
+    (
+        *fields("P", "data indices indptr values rows columns"),
+        *fields("q", "block_rows block_cols blocks"),
+        *fields("i", "R C"),
     ),
 )
 #: The dtypes of vectors that `vector_steps` takes, each with those that the vector v may have beside it.
@@ -158,6 +172,47 @@ class Diagonal(Kernel, source="diagonal.cu", argument=DIAGONAL):
         return cls(operation, MOVED[size], MOVED[size], index)
 
 
+@dataclass(frozen=True)
+class CheckPattern(Kernel, source="check_pattern.cu", argument=CHECK_PATTERN):
+    """Configuration of the kernel that tells whether index arrays are valid, in order, and without duplicates."""
+
+    index: str
+
+    threads = 256
+    entries = 4
+    #: The most CTAs, whose parts the last of them joins.
+    most_ctas = 512
+    #: Bytes of what a CTA leaves for the last one.
+    partial_bytes = 40
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[CheckPattern]:
+        yield from map(cls, _INDICES)
+
+    def grid(self, entries: int) -> tuple[int]:
+        return (max(1, min(self.most_ctas, -(-entries // (self.threads * self.entries)))),)
+
+
+@dataclass(frozen=True)
+class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS):
+    """Configuration of the kernel that lists the elements of all blocks, in CSR or COO."""
+
+    format: str
+    element_a: str
+    index: str
+    to: str
+
+    threads = 256
+    #: Elements that a CTA writes at a time.
+    tile = 8 * threads
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[BlockElements]:
+        for index, to in itertools.product(_INDICES, _INDICES):
+            yield from (cls("kCsr", MOVED[size], index, to) for size in sorted({x.itemsize for x in dtypes}))
+            yield cls("kCoo", MOVED[1], index, to)
+
+
 def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:
     """Yield the configs of all steps with vectors of `dtype`; in an advance all vectors have it."""
     for other in VECTOR_DTYPES.get(dtype, ()):
@@ -193,4 +248,4 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 
 
 #: The kernels that implement array primitives.
-ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps, Diagonal)
+ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps, Diagonal, CheckPattern, BlockElements)

@@ -59,6 +59,21 @@ class Csr(NamedTuple):
     indptr: Any
 
 
+class PatternFacts(NamedTuple):
+    """What tells whether index arrays are valid; see `structure.check_values`."""
+
+    #: The first and the last entry of `indptr`, and whether it falls anywhere.
+    start: int
+    stop: int
+    falls: bool
+    #: The least and the largest of the indices; 0 if there are none.
+    low: int
+    high: int
+    #: Whether the indices of each row are in order, and without duplicates; None if that was not looked at.
+    in_order: bool | None = None
+    canonical: bool | None = None
+
+
 class ConjugateVectors(NamedTuple):
     """The vectors (n,) of conjugate gradients: the solution, its residual, the direction, and ``q = A @ p``."""
 
@@ -102,6 +117,13 @@ class Backend(ABC):
     @abstractmethod
     def bases(self, is_array: bool) -> tuple[type, ...]:
         """Return the base classes by which the library of this backend recognises a sparse array or matrix."""
+
+    def foreign(self, cls: Any, arrays: Any, shape: tuple[int, ...]) -> Any:
+        """Return a matrix in CSR, CSC or COO of valid arrays, as its constructor takes them.
+
+        On the GPU it is made without the check of the constructor, which waits, where cupyx can do so.
+        """
+        return cls(arrays, shape=shape)
 
     @abstractmethod
     def is_dense(self, x: Any) -> bool:
@@ -196,6 +218,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        """Return what tells whether index arrays are valid. Waits for the GPU once."""
+
+    @abstractmethod
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        """Tell whether the indices of each row are in order; `strictly` also excludes duplicates. Waits for the GPU."""
+
+    @abstractmethod
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
         """Return the `count` elements ``A[i, i + k]`` that lie in the matrix; duplicates are added up in order.
 
@@ -277,8 +307,12 @@ class Backend(ABC):
         """Return (data, indices, indptr) in CSR, with index arrays of `dtype`.
 
         The result has every element of each stored block. Blocks keep their order within a block row, and duplicates
-        are kept.
+        are kept. It shares no memory with the blocks.
         """
+
+    @abstractmethod
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
 
 
 Engine = TypeVar("Engine")

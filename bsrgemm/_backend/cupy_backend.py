@@ -17,7 +17,7 @@ from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors
+from .base import Array, Backend, Blocks, ConjugateVectors, PatternFacts
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -119,6 +119,16 @@ class CupyBackend(Backend):
     def bases(self, is_array: bool) -> tuple[type, ...]:
         return (cupyx_base._spbase, cupyx_base.sparray if is_array else cupyx_base.spmatrix)
 
+    def foreign(self, cls: Any, arrays: Any, shape: tuple[int, ...]) -> Any:
+        unchecked = getattr(cls, "_from_parts", None)
+        parts = arrays if len(arrays) == 3 else (arrays[0], *arrays[1])
+        narrowed = not issubclass(cls, cupyx_base.sparray) and parts[-1].dtype == np.int64
+        if unchecked is None or narrowed:
+            return cls(arrays, shape=shape)
+        if len(shape) == 1:  # a vector is kept as a row
+            parts = (parts[0], cupy.zeros_like(parts[1]), parts[1])
+        return unchecked(*parts, shape=shape)
+
     def is_dense(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)
 
@@ -186,6 +196,13 @@ class CupyBackend(Backend):
         run(config, config.grid(segments), args)
         return out
 
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        return device_arrays.inspect(indices, indptr)
+
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        facts = device_arrays.inspect(indices, indptr)
+        return bool(facts.canonical if strictly else facts.in_order)
+
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
         return device_arrays.diagonal(blocks, k, count, canonical)
 
@@ -242,4 +259,7 @@ class CupyBackend(Backend):
         return structure.transpose(self, blocks, block_cols)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        return structure.to_csr(self, blocks, dtype)
+        return device_arrays.to_csr(blocks, block_cols, dtype)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        return device_arrays.to_coo(blocks, block_cols, dtype)

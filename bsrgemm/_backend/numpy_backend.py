@@ -14,7 +14,7 @@ from scipy.sparse import _sparsetools
 
 from ..dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from . import dlpack, structure
-from .base import Array, Backend, Blocks
+from .base import Array, Backend, Blocks, PatternFacts
 from .loops import HostLoops
 
 #: Rows of at most this many elements are reduced column by column.
@@ -119,7 +119,19 @@ class NumpyBackend(Backend):
             return blocks
         return Blocks(data, indices, indptr)
 
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        return structure.inspect(self, indices, indptr)
+
     # ------------------------------------------------- SciPy's compiled loops instead of sorts
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        if strictly and len(indices) > 1 and indices.dtype == indptr.dtype:
+            return bool(self.loops.is_canonical(indices, indptr))
+        return structure.is_sorted(self, indices, indptr, strictly=strictly)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = self.loops.to_coo(blocks, dtype)
+        return found
+
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
         (_, R, C), block_rows = blocks.data.shape, len(blocks.indptr) - 1
         found: Array | None = self.loops.diagonal(blocks, (block_rows * R, block_cols * C), k)

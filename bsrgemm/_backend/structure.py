@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Array, Backend, Blocks
+from .base import Array, Backend, Blocks, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
 
@@ -51,8 +51,6 @@ def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool
     """Tell whether the column indices of each row are in order; `strictly` also excludes duplicates."""
     if len(indices) < 2:
         return True
-    if strictly and backend.loops is not None and indices.dtype == indptr.dtype:
-        return bool(backend.loops.is_canonical(indices, indptr))
     rows = backend.expand(indptr, len(indices))
     bad = indices[1:] <= indices[:-1] if strictly else indices[1:] < indices[:-1]
     return not bool((bad & (rows[1:] == rows[:-1])).any())  # synchronize!
@@ -115,7 +113,7 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
 # ----------------------------------------------------------------------------------- diagonals
 def diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
     """Return the `count` elements ``A[i, i + k]`` that lie in the matrix."""
-    if not canonical and not is_sorted(backend, blocks.indices, blocks.indptr, strictly=True):
+    if not canonical and not backend.is_sorted(blocks.indices, blocks.indptr, strictly=True):
         blocks = sum_duplicates(backend, blocks, block_cols)
     data, indices, indptr = blocks
     xp, (_, R, C) = backend.xp, data.shape
@@ -166,9 +164,6 @@ def diagonal_places(backend: Backend, k: int, count: int) -> tuple[Array, Array]
 # ------------------------------------------------------------------------------- other formats
 def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
-    if backend.loops is not None:
-        found: tuple[Array, Array] = backend.loops.to_coo(blocks, dtype)
-        return found
     data, indices, indptr = blocks
     xp = backend.xp
     n, R, C = data.shape
@@ -188,7 +183,7 @@ def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Arra
     new_indptr = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(per_row, dtype=dtype)])
     if R == 1:  # blocks of one row are stored in the order of CSR already
         col = indices.astype(dtype, copy=False)[:, None] * C + xp.arange(C, dtype=dtype)
-        return data.reshape(-1), col.reshape(-1), new_indptr
+        return data.reshape(-1).copy(), col.reshape(-1), new_indptr
     rows = backend.expand(indptr, n)
     first = indptr[rows].astype(np.int64, copy=False)  # the first block in the row of each block
     width = counts[rows].astype(np.int64, copy=False) * C
@@ -338,13 +333,8 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
         )
 
 
-def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> int:
-    """Return the number of blocks; raise ValueError unless the index arrays are valid.
-
-    `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
-    Messages call the indices `what`.
-    The five values that the check needs are copied to the host together, so that it waits for the GPU once.
-    """
+def inspect(backend: Backend, indices: Array, indptr: Array) -> PatternFacts:
+    """Return what tells whether index arrays are valid: five values, which are copied to the host together."""
     xp = backend.xp
     edge = xp.zeros(1, np.int64)
     # A difference could overflow, and pass for a rise.
@@ -353,14 +343,30 @@ def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: in
     low, high = (used.min(), used.max()) if len(used) else (edge[0], edge[0])
     parts = [xp.asarray(v).astype(np.int64).reshape(1) for v in (indptr[0], indptr[-1], fall, low, high)]
     start, stop, fall, low, high = (int(v) for v in backend.to_host(xp.concatenate(parts)))  # synchronize!
-    if start != 0:
-        raise ValueError(f"indptr: index pointer should start with 0, got {start}")
-    if fall:
+    return PatternFacts(start, stop, bool(fall), low, high)
+
+
+def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> int:
+    """Return the number of blocks; raise ValueError unless the index arrays are valid. See `checked`."""
+    return checked(backend, indices, indptr, block_cols, what).stop
+
+
+def checked(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> PatternFacts:
+    """Return what is known of index arrays; raise ValueError unless they are valid.
+
+    `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
+    Messages call the indices `what`. Waits for the GPU once.
+    """
+    facts = backend.inspect(indices, indptr)
+    if facts.start != 0:
+        raise ValueError(f"indptr: index pointer should start with 0, got {facts.start}")
+    if facts.falls:
         raise ValueError("indptr: index pointer values must form a non-decreasing sequence")
-    if stop > len(indices):
-        raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")
-    if len(used) and high >= block_cols:
-        raise ValueError(f"indices: {what} index values must be < {block_cols} (now max {high})")
-    if len(used) and low < 0:
-        raise ValueError(f"indices: {what} index values must be >= 0 (now min {low})")
-    return stop
+    count = len(indices)
+    if facts.stop > count:
+        raise ValueError(f"indptr: last value {facts.stop} should be at most the size of indices and data, {count}")
+    if count and facts.high >= block_cols:
+        raise ValueError(f"indices: {what} index values must be < {block_cols} (now max {facts.high})")
+    if count and facts.low < 0:
+        raise ValueError(f"indices: {what} index values must be >= 0 (now min {facts.low})")
+    return facts

@@ -15,7 +15,7 @@ from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
 from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, AppendEngine, HostAppend
 from bsrgemm._backend import dlpack, registry, structure
-from bsrgemm._backend.base import Backend, Blocks
+from bsrgemm._backend.base import Backend, Blocks, PatternFacts
 from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host as products_host
@@ -251,6 +251,15 @@ class FakeBackend(Backend):
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
         return structure.to_csr(self, blocks, dtype)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        return structure.to_coo(self, blocks, dtype)
+
+    def inspect(self, indices: Any, indptr: Any) -> PatternFacts:
+        return structure.inspect(self, indices, indptr)
+
+    def is_sorted(self, indices: Any, indptr: Any, *, strictly: bool) -> bool:
+        return structure.is_sorted(self, indices, indptr, strictly=strictly)
 
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Any:
         return structure.diagonal(self, blocks, block_cols, k, count, canonical)

@@ -224,3 +224,56 @@ def test_diagonals_of_spoiled_indices_stay_inside(device: Device, rng: np.random
             cuda.diagonal_blocks(there, 5, canonical, True)
             cuda.set_diagonal(there, 6, k, value, 10 - abs(k))
     device.synchronize()
+
+
+# ------------------------------------------------------------------------------- check_pattern, block_elements
+def random_pattern(rng: np.random.Generator, rows: int, columns: int, in_order: bool) -> tuple[list[int], list[int]]:
+    lengths = rng.integers(0, columns + 1, rows) * rng.integers(0, 2, rows)
+    lengths[rng.integers(rows)] += 0 if in_order else 300
+    each = [rng.choice(columns, n, replace=False) if in_order else rng.integers(0, columns, n) for n in lengths]
+    indices = np.concatenate([np.sort(x) if in_order or rng.random() < 0.9 else x for x in each])
+    return [0, *np.cumsum(lengths).tolist()], indices.astype(int).tolist()
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+def test_what_is_known_of_index_arrays(index: Any, device: Device, rng: np.random.Generator) -> None:
+    some = [_SCATTERED, _ORDERED, ([0], []), ([0, 0, 0], []), ([0, 1], [5]), ([2, 1, 0, 3], [4, -1, 2, 7])]
+    some += [random_pattern(rng, int(rng.integers(1, 900)), 9, bool(k % 2)) for k in range(6)]
+    for indptr, indices in some:
+        arrays = np.array(indices, index), np.array(indptr, index)
+        got, want = registry.cuda().inspect(*map(device.asarray, arrays)), structure.inspect(HOST, *arrays)
+        assert got[:5] == want[:5]
+        if not want.falls and want.start == 0 and want.stop <= len(indices):
+            used = arrays[0][: want.stop]
+            assert got.in_order == structure.is_sorted(HOST, used, arrays[1], strictly=False)
+            assert got.canonical == structure.is_sorted(HOST, used, arrays[1], strictly=True)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtypes", [*itertools.product((_INT32, _INT64), repeat=2)], ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_elements_of_blocks_by_rows_and_in_order(
+    dtype: Any, dtypes: Any, device: Device, rng: np.random.Generator
+) -> None:
+    for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0], []), ([0, 0], [])), (*_BLOCKS, (40, 70))):
+        blocks = stored(rng, pattern, blocksize, dtype, dtypes[0])
+        there, cuda = on(device, blocks), registry.cuda()
+        for name in ("to_csr", "to_coo"):
+            want = getattr(structure, name)(HOST, blocks, dtypes[1])
+            for one, other in zip(getattr(cuda, name)(there, 6, dtypes[1]), want, strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_elements_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    """What is made of them can be used: columns and row pointers are in range."""
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 3), F64, _INT32)):
+        there = on(device, blocks)
+        registry.cuda().inspect(there.indices, there.indptr)
+        _, columns, pointers = map(device.asnumpy, registry.cuda().to_csr(there, 6, _INT32))
+        assert columns.min() >= 0 and columns.max() < 18
+        assert pointers.min() >= 0 and pointers.max() == pointers[-1] == 66
+        registry.cuda().to_coo(there, 6, _INT32)
+    device.synchronize()
