@@ -386,7 +386,7 @@ class BsrBase(BlockArrays):
         """
         if len(self.data):
             keep = structure.nonzero_blocks(self._backend, self.data)
-            self._replace(structure.select_blocks(self._backend, self._blocks, keep))
+            self._replace(self._backend.select_blocks(self._blocks, keep))
 
     def prune(self) -> None:
         """Shorten `data` and `indices`, in place, to the number of blocks that `indptr` names.
@@ -495,7 +495,7 @@ class BsrBase(BlockArrays):
             more = xp.broadcast_to(indptr[-1:], (rows - old_rows,))
             self.indptr = xp.concatenate([indptr, more])
         if old_cols > N // C:
-            self._replace(structure.select_blocks(self._backend, self._blocks, self._blocks.indices < N // C))
+            self._replace(self._backend.select_blocks(self._blocks, self._blocks.indices < N // C))
         self._shape = (M, N)
 
 

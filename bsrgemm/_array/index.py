@@ -79,7 +79,7 @@ class Indexing(Conversions):
         first, last, inside = self._in_window(window)
         data, indices, indptr = self._blocks
         rows = Blocks(data[first:last], indices[first:last], indptr[top : bottom + 1] - indptr[top])
-        data, indices, indptr = structure.select_blocks(self._backend, rows, inside)
+        data, indices, indptr = self._backend.select_blocks(rows, inside)
         R, C = self.blocksize
         indices = (indices - left).astype(indices.dtype, copy=False)
         return self._new(

@@ -18,7 +18,7 @@ from .._kernels.element_types import BYTES, accumulator, element
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel
 from .._kernels.structs import Struct, fields
-from ..dtypes import accumulator_dtype
+from ..dtypes import BOOL, accumulator_dtype
 
 OPERATIONS = {"add": "kAdd", "maximum": "kMaximum", "minimum": "kMinimum", "fmax": "kFmax", "fmin": "kFmin"}
 #: The argument of `vector_steps`.
@@ -52,6 +52,40 @@ BLOCK_ELEMENTS = Struct(
         *fields("i", "R C"),
     ),
 )
+#: The argument of `reduce_lines`.
+REDUCE_LINES = Struct(
+    "ReduceLines",
+    (
+        *fields("P", "data places starts out"),
+        *fields("q", "groups entries blocks length"),
+        *fields("i", "side width line_step step only_stored"),
+    ),
+)
+#: The arguments of `merge_patterns`, `kept_places` and `combine_blocks`.
+MERGE_PATTERNS = Struct(
+    "MergePatterns",
+    (
+        *fields("P", "a a_ptr b b_ptr left right indices counts total arrived"),
+        *fields("q", "rows a_blocks b_blocks"),
+    ),
+)
+KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arrived"), ("n", "q")))
+COMBINE_BLOCKS = Struct(
+    "CombineBlocks",
+    (
+        *fields("P", "a b left right a_ptr b_ptr a_indices data indices indptr nonzero nonzeros count"),
+        *fields("q", "blocks a_blocks b_blocks rows"),
+        *fields("i", "size tile listed"),
+    ),
+)
+#: The operations of two elements that `combine_blocks` has, by the names that their functions have.
+COMBINATIONS = {
+    "add": "kAdd", "sub": "kSubtract", "mul": "kMultiply", "maximum": "kMaximum", "minimum": "kMinimum",
+    "ne": "kNotEqual", "lt": "kLess", "gt": "kGreater",
+}  # fmt: skip
+_COMPARISONS = ("ne", "lt", "gt")
+#: Operations that need an order, which complex numbers have by convention alone.
+_ORDERING = ("maximum", "minimum", "lt", "gt")
 #: The dtypes of vectors that `vector_steps` takes, each with those that the vector v may have beside it.
 VECTOR_DTYPES = {np.dtype(a): tuple(map(np.dtype, b)) for a, b in (("f", "f"), ("d", "df"), ("F", "F"), ("D", "DF"))}
 
@@ -213,6 +247,130 @@ class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS)
             yield cls("kCoo", MOVED[1], index, to)
 
 
+@dataclass(frozen=True)
+class ReduceLines(Kernel, source="reduce_lines.cu", argument=REDUCE_LINES):
+    """Configuration of the kernel that reduces each row or column of a matrix; `lanes` of a warp share one."""
+
+    operation: str
+    element_a: str
+    element_c: str
+    accumulator: str
+    lanes: int
+    index: str
+
+    threads = 128
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[ReduceLines]:
+        for dtype, index, elements in itertools.product(dtypes, _INDICES, (0, 16, 256)):
+            for operation in (*OPERATIONS, "count"):
+                for out in sorted(reduced_dtypes(operation, dtype), key=str):
+                    yield reduce_lines(operation, dtype, out, elements, index)
+
+    def grid(self, lines: int) -> tuple[int]:
+        return most_ctas(lines, self.threads // self.lanes)
+
+
+def reduced_dtypes(operation: str, dtype: np.dtype[Any]) -> set[np.dtype[Any]]:
+    """Return the dtypes that `reduce_lines` can give reductions of `dtype`: extremes their own, sums NumPy's too."""
+    if operation == "count":
+        return {np.dtype(np.int64)}
+    if operation != "add":
+        return {dtype}
+    wide = np.dtype(np.uint64 if dtype.kind == "u" else np.int64) if dtype.kind in "biu" else accumulator_dtype(dtype)
+    return {dtype, wide}
+
+
+@lru_cache(maxsize=1024)
+def reduce_lines(operation: str, dtype: np.dtype[Any], out: np.dtype[Any], elements: int, index: str) -> ReduceLines:
+    """Choose the kernel for lines of so many elements on average."""
+    lanes = 2 if elements < 16 else 8 if elements < 256 else 32
+    acc = accumulator(out)[0] if operation in ("add", "count") else _ordered(dtype)
+    name = OPERATIONS.get(operation, "kCount")
+    return ReduceLines(name, element(dtype), element(out), acc, lanes, index)
+
+
+@dataclass(frozen=True)
+class MergePatterns(Kernel, source="merge_patterns.cu", argument=MERGE_PATTERNS):
+    """Configuration of a pass of the kernel that finds the union of two patterns."""
+
+    fill: bool
+    index: str
+
+    threads = 128
+    #: Positions on the path through both patterns that a CTA takes at a time.
+    tile = 8 * threads
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[MergePatterns]:
+        yield from itertools.starmap(cls, itertools.product((False, True), _INDICES))
+
+
+@dataclass(frozen=True)
+class KeptPlaces(Kernel, source="kept_places.cu", argument=KEPT_PLACES):
+    """Configuration of a pass of the kernel that lists what is kept."""
+
+    fill: bool
+    index: str
+
+    threads = 256
+    tile = 8 * threads
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[KeptPlaces]:
+        yield from itertools.starmap(cls, itertools.product((False, True), _INDICES))
+
+
+@dataclass(frozen=True)
+class CombineBlocks(Kernel, source="combine_blocks.cu", argument=COMBINE_BLOCKS):
+    """Configuration of the kernel that combines the blocks of two matrices, or gathers those of one."""
+
+    operation: str
+    element_a: str
+    element_c: str
+    accumulator: str
+    index: str
+
+    threads = 256
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[CombineBlocks]:
+        for index in _INDICES:
+            yield from (gather_blocks(size, index) for size in sorted({dtype.itemsize for dtype in dtypes}))
+            for dtype, name in itertools.product(dtypes, COMBINATIONS):
+                if combines(name, dtype):
+                    yield combine_blocks(name, dtype, index)
+
+    @staticmethod
+    def tile(size: int) -> int:
+        """Return the number of blocks of so many elements that a CTA takes at a time."""
+        return max(1, min(2048, 8192 // size))
+
+
+def combines(name: str, dtype: np.dtype[Any]) -> bool:
+    """Whether `combine_blocks` has an operation of this name for operands of `dtype`."""
+    refused = (name == "sub" and dtype == BOOL) or (name in _ORDERING and dtype.kind == "c")
+    return name in COMBINATIONS and not refused
+
+
+def combined_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the result of an operation with two operands of `dtype`."""
+    return BOOL if name in _COMPARISONS else dtype
+
+
+@lru_cache(maxsize=512)
+def combine_blocks(name: str, dtype: np.dtype[Any], index: str) -> CombineBlocks:
+    """Return the kernel for an operation with two operands of `dtype`."""
+    acc = accumulator(dtype)[0] if name in ("add", "sub", "mul") else _ordered(dtype)
+    return CombineBlocks(COMBINATIONS[name], element(dtype), element(combined_dtype(name, dtype)), acc, index)
+
+
+@lru_cache(maxsize=64)
+def gather_blocks(size: int, index: str) -> CombineBlocks:
+    """Return the kernel that copies some blocks whose elements have so many bytes."""
+    return CombineBlocks("kFirst", MOVED[size], MOVED[size], MOVED[size], index)
+
+
 def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:
     """Yield the configs of all steps with vectors of `dtype`; in an advance all vectors have it."""
     for other in VECTOR_DTYPES.get(dtype, ()):
@@ -248,4 +406,7 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 
 
 #: The kernels that implement array primitives.
-ARRAYS: tuple[type[Kernel], ...] = (Expand, Segment, VectorSteps, Diagonal, CheckPattern, BlockElements)
+ARRAYS: tuple[type[Kernel], ...] = (
+    *(Expand, Segment, VectorSteps, Diagonal, CheckPattern, BlockElements, ReduceLines),
+    *(MergePatterns, KeptPlaces, CombineBlocks),
+)

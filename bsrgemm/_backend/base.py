@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -81,6 +82,10 @@ class ConjugateVectors(NamedTuple):
     r: Any
     p: Any
     q: Any
+
+
+#: Makes the list of blocks by block column, see `Backend.by_column`, when it is needed.
+ListMaker = Callable[[], tuple[Any, Any]]
 
 
 class Backend(ABC):
@@ -242,6 +247,44 @@ class Backend(ABC):
 
         False, and nothing is written, if one of these blocks is not stored. Waits for the GPU.
         """
+
+    @abstractmethod
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero.
+
+        Both matrices are in canonical format; with `same` the caller knows that they have the same pattern.
+        """
+
+    @abstractmethod
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
+
+    @abstractmethod
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
+
+    @abstractmethod
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        """Reduce the elements of each row, or of each column if `by_column` makes the list of their blocks.
+
+        `op` is "add", "count" (of elements other than zero), "maximum", "minimum", "fmax" or "fmin", and `dtype` that
+        of the result, in which elements are added. Elements that are not stored join an extreme as 0, unless
+        `only_stored`. Lines without stored elements are 0.
+        """
+
+    def kept(self, known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        """Return an entry of a dictionary, which is made if it is new, for the current stream of work."""
+        if key not in known:
+            known[key] = make()
+        return known[key]
 
     def safe_ratio(self, a: Array, b: Array) -> Array:
         """Return ``a / b``, and 0 where b is 0."""

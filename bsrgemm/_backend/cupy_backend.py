@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors, PatternFacts
+from .base import Array, Backend, Blocks, ConjugateVectors, ListMaker, PatternFacts
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -211,6 +212,30 @@ class CupyBackend(Backend):
 
     def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
         return device_arrays.set_diagonal(blocks, k, values, count)
+
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same)
+        return structure.combine(self, op, a, b, block_cols) if found is None else found
+
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        return device_arrays.select_blocks(blocks, keep)
+
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        return structure.by_column(self, indices, block_cols)
+
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        return device_arrays.reduce_lines(op, blocks, by_column, block_cols, dtype, only_stored)
+
+    def kept(self, known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        return workspace.kept_in(known, key, make).get()
 
     def safe_ratio(self, a: Array, b: Array) -> Array:
         return _SAFE_RATIO(a, b) if a.dtype == b.dtype else super().safe_ratio(a, b)

@@ -14,17 +14,32 @@ from .._kernels import jit, workspace
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel
 from .._kernels.launch import contiguous, run
+from ..dtypes import result_dtype
 from .array_kernels import (
     BLOCK_ELEMENTS,
     CHECK_PATTERN,
+    COMBINE_BLOCKS,
     DIAGONAL,
+    KEPT_PLACES,
+    MERGE_PATTERNS,
     MOVED,
+    REDUCE_LINES,
     BlockElements,
     CheckPattern,
+    CombineBlocks,
     Diagonal,
+    KeptPlaces,
+    MergePatterns,
+    combine_blocks,
+    combined_dtype,
+    combines,
+    gather_blocks,
     most_ctas,
+    reduced_dtypes,
 )  # fmt: skip
-from .base import Array, Blocks, PatternFacts
+from .array_kernels import reduce_lines as choose_reduction
+from .base import Array, Blocks, ListMaker, PatternFacts
+from .structure import INT32_MAX, index_dtype
 
 
 def pointer(x: Array | None) -> int:
@@ -97,6 +112,142 @@ def _list_elements(format: str, given: Blocks, block_cols: int, values: Array | 
     if len(rows):
         start(kernel, most_ctas(max(data.size, len(rows)), kernel.tile), argument, (*blocks, values, rows, columns))
     return columns
+
+
+# ---------------------------------------------------------------------------------- two patterns, some blocks
+#: Results of at most so many bytes are allocated before it is known how many blocks they have, which saves a wait.
+_AT_ONCE = 4 << 20
+
+
+def combine(name: str, a: Blocks, b: Blocks, same: bool) -> Blocks | None:
+    """Return an operation on the union of two patterns, without blocks of zeros; None if there is no kernel for it.
+
+    Waits for the GPU once, and for large results of different patterns twice.
+    """
+    dtype = result_dtype(a.data.dtype, b.data.dtype)
+    if not combines(name, dtype) or len(a.indices) + len(b.indices) > INT32_MAX:
+        return None
+    a, b = (read(x._replace(data=x.data.astype(dtype, copy=False))) for x in (a, b))
+    wanted = index_dtype(0, a.indices, b.indices)
+    a, b = (Blocks(x.data, x.indices.astype(wanted, copy=False), x.indptr.astype(wanted, copy=False)) for x in (a, b))
+    shape, found = a.data.shape[1:], cupy.zeros(2, np.int64)
+    if same:
+        lists, most = (None, None, cupy.empty(len(a.indices), wanted)), len(a.indices)
+    else:
+        lists, most = _merged(a, b, shape[0] * shape[1] * dtype.itemsize, found)
+    left, right, indices = lists
+    data = cupy.empty((most, *shape), combined_dtype(name, dtype))
+    nonzero, indptr = cupy.empty(most, np.bool_), cupy.empty(len(a.indptr), wanted)
+    arrays = {
+        "a": a.data, "b": b.data, "left": left, "right": right, "a_ptr": a.indptr, "b_ptr": b.indptr,
+        "a_indices": a.indices if same else None, "data": data, "indices": indices, "indptr": indptr,
+        "nonzero": nonzero, "nonzeros": found[1:], "count": None if same else found,
+    }  # fmt: skip
+    _start_combination(combine_blocks(name, dtype, element(wanted)), arrays, len(b.data))
+    count, nonzeros = found.tolist()  # synchronize!
+    count = most if same else count
+    blocks = Blocks(data[:count], indices[:count], indptr)
+    if nonzeros < count:
+        return select_blocks(blocks, nonzero[:count], nonzeros)
+    return Blocks(data[:count].copy(), indices[:count].copy(), indptr) if 2 * count < most else blocks
+
+
+def _merged(a: Blocks, b: Blocks, block_bytes: int, found: Array) -> tuple[tuple[Array, Array, Array], int]:
+    """Return (left, right, indices) of the union of two patterns, and the number of blocks for which there is room.
+
+    The number of blocks that there are is written to `found`.
+    """
+    index, rows = a.indices.dtype, len(a.indptr) - 1
+    sizes = (len(a.indices), len(b.indices)) if rows else (0, 0)
+    most, tile = sum(sizes), MergePatterns.tile
+    tiles = max(1, -(-most // tile))
+    counts, arrived = cupy.empty(tiles, np.int64), workspace.counters(1)
+    arrays = {"a": a.indices, "a_ptr": a.indptr, "b": b.indices, "b_ptr": b.indptr, "counts": counts, "total": found}
+    fields = {"arrived": pointer(arrived), "rows": rows, "a_blocks": sizes[0], "b_blocks": sizes[1]}
+    lists: tuple[Any, ...] = (None, None, None)
+    for fill in (False, True):
+        if fill:
+            most = int(found[0]) if most * block_bytes > _AT_ONCE else most  # synchronize!
+            lists = tuple(cupy.empty(most, index) for _ in range(3))
+        arrays |= dict(zip(("left", "right", "indices"), lists, strict=True))
+        argument = MERGE_PATTERNS.pack(**{key: pointer(x) for key, x in arrays.items()}, **fields)
+        uses = (*arrays.values(), arrived)
+        start(MergePatterns(fill, element(index)), most_ctas(tiles, 1), argument, uses)
+    return lists, most
+
+
+def _start_combination(kernel: CombineBlocks, arrays: dict[str, Array | None], b_blocks: int) -> None:
+    data, indptr, a = arrays["data"], arrays["indptr"], arrays["a"]
+    assert data is not None and indptr is not None and a is not None
+    size = data.shape[1] * data.shape[2]
+    tile = kernel.tile(size)
+    argument = COMBINE_BLOCKS.pack(
+        **{name: pointer(x) for name, x in arrays.items()}, blocks=len(data), a_blocks=len(a), b_blocks=b_blocks,
+        rows=len(indptr) - 1, size=size, tile=tile, listed=arrays["left"] is not None,
+    )  # fmt: skip
+    grid = max(most_ctas(len(data), tile), most_ctas(len(indptr), kernel.threads))
+    start(kernel, grid, argument, tuple(arrays.values()))
+
+
+def select_blocks(given: Blocks, keep: Array, total: int | None = None) -> Blocks:
+    """Return the blocks for which the boolean array `keep` is true; how many these are, the caller may know."""
+    data, indices, indptr = read(given)
+    index, found, n = indices.dtype, cupy.empty(1, np.int64), min(len(keep), len(indices), len(data))
+    tiles = max(1, -(-n // KeptPlaces.tile))
+    counts, arrived, kept = cupy.empty(tiles, np.int64), workspace.counters(1), contiguous(keep)
+    places = None
+    for fill in (False, True):
+        if fill:
+            total = int(found[0]) if total is None else total  # synchronize!
+            places = cupy.empty(total, index)
+        argument = KEPT_PLACES.pack(
+            kept=pointer(kept), places=pointer(places), counts=pointer(counts), total=pointer(found),
+            arrived=pointer(arrived), n=n,
+        )  # fmt: skip
+        uses = (kept, places, counts, found, arrived)
+        start(KeptPlaces(fill, element(index)), most_ctas(tiles, 1), argument, uses)
+    assert total is not None
+    out = Blocks(cupy.empty((total, *data.shape[1:]), data.dtype), cupy.empty(total, index), cupy.empty_like(indptr))
+    arrays = {
+        "a": data, "b": None, "left": places, "right": None, "a_ptr": indptr, "b_ptr": None, "a_indices": indices,
+        "data": out.data, "indices": out.indices, "indptr": out.indptr, "nonzero": None, "nonzeros": None,
+        "count": None,
+    }  # fmt: skip
+    _start_combination(gather_blocks(data.itemsize, element(index)), arrays, 0)
+    return out
+
+
+# ------------------------------------------------------------------------------------- rows and columns
+def reduce_lines(
+    op: str,
+    given: Blocks,
+    by_column: ListMaker | None,
+    block_cols: int,
+    dtype: np.dtype[Any],
+    only_stored: bool,
+) -> Array:
+    """Reduce the elements of each row, or of each column if `by_column` makes the list of their blocks."""
+    if dtype not in reduced_dtypes(op, given.data.dtype):
+        given = given._replace(data=given.data.astype(dtype))
+    data, indices, indptr = read(given)
+    _, R, C = data.shape
+    places, starts = (None, indptr) if by_column is None else _index(*by_column())
+    block_rows, groups = len(indptr) - 1, len(starts) - 1
+    out = cupy.empty(groups * (R if places is None else C), dtype)
+    if not len(out):
+        return out
+    if places is None:
+        layout = {"side": R, "width": C, "line_step": C, "step": 1, "length": block_cols * C}
+    else:
+        layout = {"side": C, "width": R, "line_step": 1, "step": C, "length": block_rows * R}
+    entries = len(indices) if places is None else len(places)
+    kernel = choose_reduction(op, data.dtype, dtype, entries * layout["width"] // max(groups, 1), element(starts.dtype))
+    argument = REDUCE_LINES.pack(
+        data=pointer(data), places=pointer(places), starts=pointer(starts), out=pointer(out), groups=groups,
+        entries=entries, blocks=len(data), only_stored=only_stored, **layout,
+    )  # fmt: skip
+    start(kernel, kernel.grid(len(out)), argument, (data, places, starts, out))
+    return out
 
 
 # --------------------------------------------------------------------------------------------- diagonals

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,11 +13,15 @@ import scipy.sparse
 from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
-from ..dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
+from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from . import dlpack, structure
-from .base import Array, Backend, Blocks, PatternFacts
+from .base import Array, Backend, Blocks, ListMaker, PatternFacts
 from .loops import HostLoops
 
+#: Blocks of at most this many elements along an axis are reduced one element after the other.
+SHORT = 12
+#: Blocks of a block row are compared with each other first if they have this many elements.
+_LARGE = 1024
 #: Rows of at most this many elements are reduced column by column.
 _SHORT = 16
 #: The results of checks of index arrays with at most this many elements are remembered, for so many patterns.
@@ -127,6 +132,61 @@ class NumpyBackend(Backend):
         if strictly and len(indices) > 1 and indices.dtype == indptr.dtype:
             return bool(self.loops.is_canonical(indices, indptr))
         return structure.is_sorted(self, indices, indptr, strictly=strictly)
+
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        found = self.loops.combine(op.__name__, a, b, block_cols)
+        return structure.combine(self, op, a, b, block_cols) if found is None else found
+
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        return structure.select_blocks(self, blocks, keep)
+
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = self.loops.by_column(indices, indptr, block_cols)
+        return found
+
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        axis, data = 1 if by_column is None else 0, blocks.data
+        if op in ("add", "count"):
+            stored = data != 0 if op == "count" else data
+            sums = self.loops.add_blocks(blocks._replace(data=stored.astype(dtype, copy=False)), block_cols, axis)
+            if sums is None:
+                return structure.reduce_lines(self, op, blocks, by_column, block_cols, dtype, only_stored)
+            short = sums.shape[1 + axis] <= SHORT
+            return (self.loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis)).reshape(-1)
+        function, (_, R, C) = getattr(np, op), data.shape
+        data = data.astype(np.float32) if data.dtype == BFLOAT16 else data
+        order, begins = (None, blocks.indptr) if by_column is None else by_column()
+        count = np.diff(begins)
+        filled = np.flatnonzero(count > 0)
+        if axis == 1 and R * C >= _LARGE:
+            values = self._folded(op, self.loops.merge_rows(function, data, begins[filled]), 2)
+        else:
+            values = self.segment_reduce(op, self._folded(op, data, 1 + axis), order, begins[filled])
+        if not only_stored:
+            width, length = (C, block_cols * C) if axis == 1 else (R, (len(blocks.indptr) - 1) * R)
+            partial = count[filled] * width < length
+            with_zero = function(values, values.dtype.type(0))
+            values = with_zero if partial.all() else np.where(partial[:, None], with_zero, values)
+        if len(filled) < len(count):
+            spread = np.zeros((len(count), R if axis == 1 else C), values.dtype)
+            spread[filled] = values
+            values = spread
+        return values.reshape(-1).astype(dtype, copy=False)
+
+    def _folded(self, op: str, data: Array, axis: int) -> Array:
+        """Reduce one axis of the blocks to their extremes."""
+        if data.shape[axis] <= SHORT:
+            found: Array = self.loops.fold(getattr(np, op), data, axis)
+            return found
+        return structure.fold(self, op, data, axis)
 
     def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         found: tuple[Array, Array] = self.loops.to_coo(blocks, dtype)

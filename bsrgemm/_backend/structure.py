@@ -6,11 +6,13 @@ marked ``# synchronize!`` waits for the GPU if the arrays are on the GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .base import Array, Backend, Blocks, PatternFacts
+from ..dtypes import BFLOAT16, accumulator_dtype, result_dtype
+from .base import Array, Backend, Blocks, ListMaker, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
 
@@ -108,6 +110,58 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
         rows[order].astype(indices.dtype, copy=False),
         new_indptr.astype(indptr.dtype, copy=False),
     )
+
+
+# ---------------------------------------------------------------------------- rows and columns
+def by_column(backend: Backend, indices: Array, block_cols: int) -> tuple[Array, Array]:
+    """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
+    xp = backend.xp
+    order = xp.argsort(indices, kind="stable")
+    return order, xp.searchsorted(indices[order], xp.arange(block_cols + 1, dtype=indices.dtype))
+
+
+def reduce_lines(
+    backend: Backend,
+    op: str,
+    blocks: Blocks,
+    by_column: ListMaker | None,
+    block_cols: int,
+    dtype: np.dtype[Any],
+    only_stored: bool = False,
+) -> Array:
+    """Reduce the elements of each row, or of each column if `by_column` makes the list of their blocks."""
+    xp, axis = backend.xp, 1 if by_column is None else 0
+    data = blocks.data.astype(np.float32) if blocks.data.dtype == BFLOAT16 else blocks.data
+    acc = accumulator_dtype(dtype) if op in ("add", "count") else data.dtype
+    if op == "count":
+        within = (data != 0).sum(axis=1 + axis, dtype=acc)
+    elif op == "add":
+        within = data.sum(axis=1 + axis, dtype=acc)
+    else:
+        within = fold(backend, op, data, 1 + axis)
+    order, begins = (None, blocks.indptr) if by_column is None else by_column()
+    count = xp.diff(begins)
+    filled = xp.flatnonzero(count > 0)  # synchronize!
+    values = backend.segment_reduce("add" if op == "count" else op, within, order, begins[filled])
+    side, width = data.shape[2 - axis], data.shape[1 + axis]
+    if op not in ("add", "count") and not only_stored:
+        length = block_cols * width if axis == 1 else (len(blocks.indptr) - 1) * width
+        with_zero = getattr(xp, op)(values, values.dtype.type(0))
+        values = xp.where((count[filled] * width < length)[:, None], with_zero, values)
+    out = xp.zeros((len(count), side), values.dtype)
+    out[filled] = values
+    return out.reshape(-1).astype(dtype, copy=False)
+
+
+def fold(backend: Backend, op: str, data: Array, axis: int) -> Array:
+    """Reduce one axis of the blocks with ``maximum``, ``minimum``, ``fmax`` or ``fmin``."""
+    if op in ("maximum", "minimum"):
+        return getattr(data, op[:3])(axis=axis)
+    values = data if axis == 2 else data.swapaxes(1, 2)
+    best, function = values[..., 0], getattr(backend.xp, op)
+    for k in range(1, values.shape[-1]):  # numpy.nanmax warns if all values are NaN
+        best = function(best, values[..., k])
+    return best
 
 
 # ----------------------------------------------------------------------------------- diagonals
@@ -281,6 +335,16 @@ def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Arra
         spread.append(wide)
     dtype = index_dtype(len(keys), a.indices, b.indices)
     return (*spread, *keys_to_index(backend, keys, len(a.indptr) - 1, block_cols, dtype))
+
+
+def combine(backend: Backend, op: Callable[[Array, Array], Array], a: Blocks, b: Blocks, block_cols: int) -> Blocks:
+    """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero."""
+    left, right, indices, indptr = align(backend, a, b, block_cols)
+    if BFLOAT16 in (left.dtype, right.dtype) and left.dtype != right.dtype:  # NumPy promotes all others by itself
+        dtype = result_dtype(left.dtype, right.dtype)
+        left, right = left.astype(dtype), right.astype(dtype)
+    data = op(left, right)
+    return select_blocks(backend, Blocks(data, indices, indptr), nonzero_blocks(backend, data))
 
 
 # -------------------------------------------------------------------------------------- checks

@@ -261,6 +261,18 @@ class FakeBackend(Backend):
     def is_sorted(self, indices: Any, indptr: Any, *, strictly: bool) -> bool:
         return structure.is_sorted(self, indices, indptr, strictly=strictly)
 
+    def combine(self, op: Any, a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        return structure.combine(self, op, a, b, block_cols)
+
+    def select_blocks(self, blocks: Blocks, keep: Any) -> Blocks:
+        return structure.select_blocks(self, blocks, keep)
+
+    def by_column(self, indices: Any, indptr: Any, block_cols: int) -> tuple[Any, Any]:
+        return structure.by_column(self, indices, block_cols)
+
+    def reduce_lines(self, *args: Any) -> Any:
+        return structure.reduce_lines(self, *args)
+
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Any:
         return structure.diagonal(self, blocks, block_cols, k, count, canonical)
 

@@ -6,7 +6,9 @@ What a kernel returns is compared with the function of the same name in `structu
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend import array_kernels, registry, structure
+from bsrgemm._backend import array_kernels, device_arrays, registry, structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import cuda as products_cuda
@@ -160,15 +162,16 @@ def on(device: Device, blocks: Blocks) -> Blocks:
     return Blocks(*map(device.asarray, blocks))
 
 
-def same_bits(got: Any, want: Any) -> None:
-    """Equal dtypes, shapes and values; the sign of a zero counts, the bits of a NaN do not."""
+def same_bits(got: Any, want: Any, zeros: bool = True) -> None:
+    """Equal dtypes, shapes and values; the sign of a zero counts if asked for, the bits of a NaN do not."""
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     if got.dtype.kind == "c":
-        same_bits(np.ascontiguousarray(got).view(got.real.dtype), np.ascontiguousarray(want).view(got.real.dtype))
+        parts = (np.ascontiguousarray(x).view(got.real.dtype) for x in (got, want))
+        same_bits(*parts, zeros)
         return
     wide = [x.astype(np.float32) if x.dtype == BFLOAT16 else x for x in (got, want)]
     np.testing.assert_array_equal(*wide)
-    if wide[0].dtype.kind == "f":
+    if zeros and wide[0].dtype.kind == "f":
         np.testing.assert_array_equal(*(np.signbit(x) & (x == 0) for x in wide))
 
 
@@ -276,4 +279,142 @@ def test_elements_of_spoiled_indices_stay_inside(device: Device, rng: np.random.
         assert columns.min() >= 0 and columns.max() < 18
         assert pointers.min() >= 0 and pointers.max() == pointers[-1] == 66
         registry.cuda().to_coo(there, 6, _INT32)
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- reduce_lines
+@pytest.mark.before
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("operation", [*array_kernels.OPERATIONS, "count"])
+def test_rows_and_columns_are_reduced(
+    operation: str, dtype: Any, axis: int, device: Device, rng: np.random.Generator
+) -> None:
+    """Sums of whole numbers are exact in any order; what is not stored is 0, or does not count."""
+    long = [0, 40, 40, 41], [*range(40), 7]
+    for (pattern, columns), blocksize in itertools.product(
+        ((_ORDERED, 6), (long, 40), (([0, 0], []), 6)), ((3, 3), (2, 5), (1, 1), (1, 40), (33, 2))
+    ):
+        blocks = stored(rng, pattern, blocksize, dtype, _INT32)
+        if operation == "add" and blocks.data.dtype.kind in "fc":
+            blocks = blocks._replace(data=np.where(np.isnan(blocks.data), 1, blocks.data).astype(dtype))
+        there, cuda = on(device, blocks), registry.cuda()
+        host_lists = None if axis else partial(structure.by_column, HOST, blocks.indices, columns)
+        lists = None if axis else partial(cuda.by_column, there.indices, there.indptr, columns)
+        for out, only_stored in itertools.product(array_kernels.reduced_dtypes(operation, dtype), (False, True)):
+            want = structure.reduce_lines(HOST, operation, blocks, host_lists, columns, out, only_stored)
+            got = cuda.reduce_lines(operation, there, lists, columns, out, only_stored)
+            same_bits(device.asnumpy(got), want, zeros=False)  # which of -0 and 0 is larger, NumPy leaves open
+
+
+def test_sums_of_negative_zeros_are_zero(device: Device) -> None:
+    blocks = on(device, Blocks(-np.zeros((2, 2, 2)), np.array([0, 1]), np.array([0, 2])))
+    assert not np.signbit(device.asnumpy(registry.cuda().reduce_lines("add", blocks, None, 2, F64))).any()
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_lines_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    cuda = registry.cuda()
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 2), F64, _INT32)):
+        there = on(device, blocks)
+        cuda.reduce_lines("add", there, None, 6, F64)
+        for order, starts in (([0, 1, -5, 2**31 - 1, 3], [0, 2, 9, -4, 5]), ([3], [5, 0])):
+            arrays = [device.asarray(np.array(x, np.int32)) for x in (order, starts)]
+            cuda.reduce_lines("maximum", there, lambda arrays=arrays: arrays, 6, F64)
+    device.synchronize()
+
+
+def test_sums_of_rows_and_columns_have_the_same_bits_every_time(device: Device, rng: np.random.Generator) -> None:
+    blocks = stored(rng, _ORDERED, (3, 3), F64, _INT32)
+    blocks = on(device, blocks._replace(data=rng.standard_normal(blocks.data.shape)))
+    cuda = registry.cuda()
+    for lists in (None, partial(cuda.by_column, blocks.indices, blocks.indptr, 6)):
+        first, again = (device.asnumpy(cuda.reduce_lines("add", blocks, lists, 6, F64)) for _ in range(2))
+        assert first.tobytes() == again.tobytes()
+
+
+# ------------------------------------------------------------------------- merge_patterns, combine_blocks, kept_places
+_OPERATIONS = {name: getattr(operator, name, None) or getattr(np, name) for name in array_kernels.COMBINATIONS}
+
+
+def canonical_pattern(rng: np.random.Generator, rows: int, columns: int) -> tuple[list[int], list[int]]:
+    return random_pattern(rng, rows, columns, True)
+
+
+def close_to(blocks: Blocks, rng: np.random.Generator) -> Blocks:
+    """Equal blocks in the same pattern, but for every third one: a difference has blocks of zeros."""
+    data = blocks.data.copy()
+    data[::3] = numbers(rng, data[::3].shape, data.dtype)
+    return blocks._replace(data=data)
+
+
+def check_combined(device: Device, name: str, a: Blocks, b: Blocks, same: bool) -> None:
+    with np.errstate(all="ignore"):
+        want = structure.combine(HOST, _OPERATIONS[name], a, b, 3000)
+    got = registry.cuda().combine(_OPERATIONS[name], on(device, a), on(device, b), 3000, same)
+    for one, other in zip(got, want, strict=True):
+        same_bits(device.asnumpy(one), other, zeros=name not in ("maximum", "minimum"))
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", list(array_kernels.COMBINATIONS))
+def test_two_matrices_are_combined(name: str, dtype: Any, index: Any, device: Device, rng: np.random.Generator) -> None:
+    if not array_kernels.combines(name, dtype):
+        pytest.skip("array functions do this")
+    for blocksize in ((3, 2), (1, 1), (20, 30)):
+        a, b = (stored(rng, canonical_pattern(rng, 30, 9), blocksize, dtype, index) for _ in range(2))
+        check_combined(device, name, a, b, False)
+        check_combined(device, name, a, close_to(a, rng), True)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("at_once", [True, False])
+def test_patterns_of_any_rows_are_merged(
+    at_once: bool, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long rows, runs of empty ones, nothing at all, and several CTAs."""
+    monkeypatch.setattr(device_arrays, "_AT_ONCE", 1 << 40 if at_once else -1)
+    long = [0, *[3000] * 40, 3001], [*range(3000), 7]
+    wide = [0] * 20 + [1500, 1500, 1501], [*range(0, 3000, 2), 7]
+    short = [0] * 10 + [1] * 32, [11]
+    each = [long, (wide[0] + [1501] * 19, wide[1]), short, ([0] * 42, [])]
+    for one, other in itertools.product(each, repeat=2):
+        a, b = (stored(rng, pattern, (1, 1), F64, _INT32) for pattern in (one, other))
+        check_combined(device, "add", a, b, False)
+    for _ in range(4):
+        a, b = (stored(rng, canonical_pattern(rng, 300, 40), (2, 2), F64, _INT32) for _ in range(2))
+        check_combined(device, "sub", a, b, False)
+    none = Blocks(np.zeros((0, 2, 2)), np.zeros(0, np.int32), np.zeros(1, np.int32))
+    check_combined(device, "add", none, none, False)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_some_blocks_are_selected(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    for (rows, columns), blocksize in itertools.product(((40, 9), (900, 30), (1, 0)), ((3, 2), (1, 1))):
+        blocks = stored(rng, canonical_pattern(rng, rows, columns), blocksize, dtype, _INT32)
+        for share in (0, 0.5, 1):
+            keep = rng.random(len(blocks.indices)) < share
+            want = structure.select_blocks(HOST, blocks, keep)
+            got = registry.cuda().select_blocks(on(device, blocks), device.asarray(keep))
+            for one, other in zip(got, want, strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_spoiled_patterns_are_combined_inside_their_arrays(
+    device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, cuda = stored(rng, _ORDERED, (2, 2), F64, _INT32), registry.cuda()
+    for blocks, at_once in itertools.product(spoiled(good), (0, 1 << 40)):
+        monkeypatch.setattr(device_arrays, "_AT_ONCE", at_once)
+        pair = on(device, blocks), on(device, good)
+        for a, b in (pair, pair[::-1], (pair[0], pair[0])):
+            for same in (False, True):
+                cuda.combine(operator.add, a, b, 6, same)
+        cuda.select_blocks(pair[0], device.asarray(rng.random(11) < 0.5))
     device.synchronize()

@@ -68,6 +68,9 @@ CACHES: dict[str, dict[str, str]] = {
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
+        "reduce_lines": "dtypes, operation, mean length and index type: kernels/test_array_kernels.py",
+        "combine_blocks": "operation, dtype and index type: kernels/test_array_kernels.py",
+        "gather_blocks": "size of an element and index type: kernels/test_array_kernels.py",
         "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
