@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
+from .._backend.base import Array, Blocks
 from .._backend.registry import host, target
 from .base import BsrBase
 from .construct import Parts, check_block_elements, check_blocksize, from_sparse, reblock
@@ -517,10 +517,10 @@ class Conversions(Elements):
 
     def _csr_where(self, keep: Array, values: Array, columns: Array, indptr: Array) -> Any:
         """Return a CSR matrix of the elements for which `keep` is true."""
-        xp = self._backend.xp
-        kept = xp.flatnonzero(keep)  # synchronize!
-        before = xp.concatenate([xp.zeros(1, indptr.dtype), xp.cumsum(keep, dtype=indptr.dtype)])
-        return self._foreign("csr", (values[kept], columns[kept], before[indptr]), self._shape, values.dtype)
+        self._check_foreign("csr", values.dtype)
+        elements = Blocks(values.reshape(-1, 1, 1), columns, indptr)  # CSR has blocks of one element
+        data, columns, indptr = self._backend.select_blocks(elements, keep)  # synchronize!
+        return self._foreign("csr", (data.reshape(-1), columns, indptr), self._shape, values.dtype)
 
     def _from_full(self, X: Array, blocksize: tuple[int, int]) -> Self:
         """Create a matrix of this class from a dense array of the same backend."""

@@ -55,13 +55,11 @@ class Indexing(Conversions):
             )
         return start // block, -(-stop // block)
 
-    def _in_window(self, window: tuple[int, int, int, int]) -> tuple[int, int, Array]:
-        """Return the range of the blocks in the rows of the window, and which of them are in its columns."""
-        top, bottom, left, right = window
-        _, indices, indptr = self._blocks
-        first, last = (int(v) for v in self._backend.to_host(indptr[[top, bottom]]))  # synchronize!
-        columns = indices[first:last]
-        return first, last, (columns >= left) & (columns < right)
+    def _in_rows(self, top: int, bottom: int) -> slice:
+        """Return the range of the blocks in some block rows."""
+        ends = self._blocks.indptr[top : bottom + 1 : max(bottom - top, 1)]
+        ends = self._backend.to_host(ends)  # synchronize!
+        return slice(int(ends[0]), int(ends[-1]))
 
     def __getitem__(self, key: Any) -> Self:
         """Return the sub-matrix of slices or index arrays that cover whole blocks, as BSR with values of its own.
@@ -75,15 +73,18 @@ class Indexing(Conversions):
         parts = self._pair(key)
         if any(is_index(part) for part in parts):
             return self._at(parts)
-        window = top, bottom, left, right = self._window(key)
-        first, last, inside = self._in_window(window)
-        data, indices, indptr = self._blocks
-        rows = Blocks(data[first:last], indices[first:last], indptr[top : bottom + 1] - indptr[top])
-        data, indices, indptr = self._backend.select_blocks(rows, inside)
+        top, bottom, left, right = self._window(key)
+        (data, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
+        blocks = Blocks(data[own], indices[own], indptr[top : bottom + 1] - indptr[top])
+        if (left, right) == (0, self._block_shape[1]):
+            blocks = blocks._replace(data=blocks.data.copy(), indices=blocks.indices.copy())
+        else:
+            inside = (blocks.indices >= left) & (blocks.indices < right)
+            blocks = self._backend.select_blocks(blocks, inside)
+            blocks = blocks._replace(indices=(blocks.indices - left).astype(indices.dtype, copy=False))
         R, C = self.blocksize
-        indices = (indices - left).astype(indices.dtype, copy=False)
         return self._new(
-            Blocks(data, indices, indptr),
+            blocks,
             ((bottom - top) * R, (right - left) * C),
             canonical=self._known_canonical or None,
             sorted_=self._has_sorted_indices or None,
@@ -181,14 +182,13 @@ class Indexing(Conversions):
         position without a stored block raises ValueError. Duplicates of this matrix are added up first. Waits for the
         GPU.
         """
-        window = top, bottom, left, right = self._window(key)
+        top, bottom, left, right = self._window(key)
         R, C = self.blocksize
         shape = ((bottom - top) * R, (right - left) * C)
         xp = self._backend.xp
         self._make_canonical()
-        first, _, inside = self._in_window(window)
-        where = xp.flatnonzero(inside) + first  # synchronize!
-        _, indices, indptr = self._blocks
+        (_, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
+        where = xp.flatnonzero((indices[own] >= left) & (indices[own] < right)) + own.start  # synchronize!
         rows = self._backend.expand(indptr, len(indices))[where] - top
         cols = indices[where] - left
         value = self._assignable(value, "value")

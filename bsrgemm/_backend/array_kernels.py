@@ -78,6 +78,15 @@ COMBINE_BLOCKS = Struct(
         *fields("i", "size tile listed"),
     ),
 )
+#: The argument of `csr_blocks`.
+CSR_BLOCKS = Struct(
+    "CsrBlocks",
+    (
+        *fields("P", "values columns pointers counts indptr indices data"),
+        *fields("q", "block_rows block_cols elements blocks"),
+        *fields("i", "R C"),
+    ),
+)
 #: The operations of two elements that `combine_blocks` has, by the names that their functions have.
 COMBINATIONS = {
     "add": "kAdd", "sub": "kSubtract", "mul": "kMultiply", "maximum": "kMaximum", "minimum": "kMinimum",
@@ -371,6 +380,36 @@ def gather_blocks(size: int, index: str) -> CombineBlocks:
     return CombineBlocks("kFirst", MOVED[size], MOVED[size], MOVED[size], index)
 
 
+@dataclass(frozen=True)
+class CsrBlocks(Kernel, source="csr_blocks.cu", argument=CSR_BLOCKS):
+    """Configuration of a pass of the kernel that makes blocks of a matrix in CSR; a lane has so many `rows`."""
+
+    fill: bool
+    element_a: str
+    accumulator: str
+    lanes: int
+    rows: int
+    index: str
+
+    threads = 128
+    #: Blocks of more rows have no kernel.
+    most_rows = 128
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[CsrBlocks]:
+        for index, height in itertools.product(_INDICES, (1, 2, 4, 8, 16, 32, 64, 128)):
+            yield cls.of(None, height, index)
+            yield from (cls.of(dtype, height, index) for dtype in dtypes if dtype.char in "?fdFD")
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any] | None, R: int, index: str) -> CsrBlocks:
+        """Return the pass that fills blocks of R rows with elements of `dtype`; None for the pass that counts them."""
+        lanes = min(32, 1 << (R - 1).bit_length())
+        rows = 1 << (-(-R // lanes) - 1).bit_length()
+        names = ("u8", "u8") if dtype is None else (element(dtype), accumulator(dtype)[0])
+        return cls(dtype is not None, *names, lanes, rows, index)
+
+
 def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:
     """Yield the configs of all steps with vectors of `dtype`; in an advance all vectors have it."""
     for other in VECTOR_DTYPES.get(dtype, ()):
@@ -408,5 +447,5 @@ def _ordered(dtype: np.dtype[Any]) -> str:
 #: The kernels that implement array primitives.
 ARRAYS: tuple[type[Kernel], ...] = (
     *(Expand, Segment, VectorSteps, Diagonal, CheckPattern, BlockElements, ReduceLines),
-    *(MergePatterns, KeptPlaces, CombineBlocks),
+    *(MergePatterns, KeptPlaces, CombineBlocks, CsrBlocks),
 )

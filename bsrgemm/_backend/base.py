@@ -259,6 +259,13 @@ class Backend(ABC):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
 
+    def blocks_of_csr(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
+        """Return a valid matrix in CSR, whose rows are in order, as blocks in canonical format.
+
+        Duplicates are added up. None if there is no kernel for the dtype or for so large blocks. Waits for the GPU.
+        """
+        return None
+
     @abstractmethod
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         """Return the positions of the blocks sorted by block column, and where each block column begins among them."""

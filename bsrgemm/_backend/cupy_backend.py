@@ -18,7 +18,7 @@ from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors, ListMaker, PatternFacts
+from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -219,6 +219,9 @@ class CupyBackend(Backend):
 
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
+
+    def blocks_of_csr(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
+        return device_arrays.blocks_of_csr(csr, shape, blocksize)
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         return structure.by_column(self, indices, block_cols)

@@ -19,6 +19,7 @@ from .array_kernels import (
     BLOCK_ELEMENTS,
     CHECK_PATTERN,
     COMBINE_BLOCKS,
+    CSR_BLOCKS,
     DIAGONAL,
     KEPT_PLACES,
     MERGE_PATTERNS,
@@ -27,6 +28,7 @@ from .array_kernels import (
     BlockElements,
     CheckPattern,
     CombineBlocks,
+    CsrBlocks,
     Diagonal,
     KeptPlaces,
     MergePatterns,
@@ -38,7 +40,7 @@ from .array_kernels import (
     reduced_dtypes,
 )  # fmt: skip
 from .array_kernels import reduce_lines as choose_reduction
-from .base import Array, Blocks, ListMaker, PatternFacts
+from .base import Array, Blocks, Csr, ListMaker, PatternFacts
 from .structure import INT32_MAX, index_dtype
 
 
@@ -112,6 +114,37 @@ def _list_elements(format: str, given: Blocks, block_cols: int, values: Array | 
     if len(rows):
         start(kernel, most_ctas(max(data.size, len(rows)), kernel.tile), argument, (*blocks, values, rows, columns))
     return columns
+
+
+def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
+    """Return a valid matrix in CSR, whose rows are in order, as blocks; None if there is no kernel for it."""
+    (M, N), (R, C), dtype = shape, blocksize, csr.data.dtype
+    if dtype.char not in "?fdFD" or CsrBlocks.most_rows < R:
+        return None
+    index = index_dtype(max(M, N, len(csr.data)), csr.indices, csr.indptr)
+    values, columns, pointers = (contiguous(x) for x in csr)
+    columns, pointers = columns.astype(index, copy=False), pointers.astype(index, copy=False)
+    indptr = cupy.zeros(M // R + 1, index)
+    arrays = {"values": values, "columns": columns, "pointers": pointers}
+    sizes = {"block_rows": M // R, "block_cols": N // C, "elements": len(columns), "R": R, "C": C}
+
+    def start_pass(kernel: CsrBlocks, **written: Array | None) -> None:
+        places = {name: pointer(written.get(name)) for name in ("counts", "indptr", "indices", "data")}
+        read_only = {name: pointer(x) for name, x in arrays.items()}
+        blocks = len(written["data"]) if kernel.fill else 0  # type: ignore[arg-type]
+        argument = CSR_BLOCKS.pack(**read_only, **places, **sizes, blocks=blocks)
+        uses = (*arrays.values(), *written.values())
+        start(kernel, most_ctas(M // R, kernel.threads // kernel.lanes), argument, uses)
+
+    if M:
+        counts = indptr[1:]
+        start_pass(CsrBlocks.of(None, R, element(index)), counts=counts)
+        cupy.cumsum(counts, out=counts)
+    total = int(indptr[-1])  # synchronize!
+    indices, data = cupy.empty(total, index), cupy.zeros((total, R, C), dtype)
+    if total:
+        start_pass(CsrBlocks.of(dtype, R, element(index)), indptr=indptr, indices=indices, data=data)
+    return Blocks(data, indices, indptr)
 
 
 # ---------------------------------------------------------------------------------- two patterns, some blocks

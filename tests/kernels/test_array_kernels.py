@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm._backend import array_kernels, device_arrays, registry, structure
-from bsrgemm._backend.base import Blocks
+from bsrgemm._backend.base import Blocks, Csr
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm.dtypes import BFLOAT16
@@ -417,4 +417,39 @@ def test_spoiled_patterns_are_combined_inside_their_arrays(
             for same in (False, True):
                 cuda.combine(operator.add, a, b, 6, same)
         cuda.select_blocks(pair[0], device.asarray(rng.random(11) < 0.5))
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- csr_blocks
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "?fdFD"], ids=str)
+@pytest.mark.parametrize("blocksize", [(1, 1), (3, 3), (2, 5), (40, 3), (128, 2)], ids=str)
+def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    """Empty rows, and elements that are stored several times, which are added up in order."""
+    (R, C), index = blocksize, _INT32
+    shape = (5 * R, 7 * C)
+    for several, rows in ((False, 5), (True, 5), (False, 0)):
+        count = 0 if not rows else 4 * R
+        row, col = np.sort(rng.integers(0, shape[0], count)), rng.integers(0, shape[1], count)
+        element = np.sort(row * shape[1] + col) if several else np.unique(row * shape[1] + col)
+        if several:
+            element = np.sort(np.concatenate([element, element[: count // 2]]))
+        row, col = element // shape[1], element % shape[1]
+        values = numbers(rng, (len(element),), dtype)
+        pointers = np.searchsorted(row, np.arange(rows * R + 1)).astype(index)
+        csr = Csr(values, col.astype(index), pointers)
+        shape = (rows * R, 7 * C)
+        want = structure.from_coo(HOST, row, col, values, shape, blocksize, index)
+        got = registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), shape, blocksize)
+        for one, other in zip(got, want, strict=True):
+            same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    for blocks in spoiled(stored(rng, _ORDERED, (1, 1), F64, _INT32)):
+        csr = Csr(blocks.data.reshape(-1), *blocks[1:])
+        registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (1, 2))
+        registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (5, 3))
     device.synchronize()
