@@ -5,15 +5,16 @@ Each function returns what the function of the same name in `structure` returns,
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from .._kernels import jit, workspace
+from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel
-from .._kernels.launch import contiguous, run
+from .._kernels.launch import contiguous, loaded
 from ..dtypes import result_dtype
 from .array_kernels import (
     BLOCK_ELEMENTS,
@@ -41,6 +42,7 @@ from .array_kernels import (
 )  # fmt: skip
 from .array_kernels import reduce_lines as choose_reduction
 from .base import Array, Blocks, Csr, ListMaker, PatternFacts
+from .index_arrays import plain_array
 from .structure import INT32_MAX, index_dtype
 
 
@@ -49,9 +51,18 @@ def pointer(x: Array | None) -> int:
     return 0 if x is None else x.data.ptr
 
 
+@lru_cache(maxsize=256)
+def _function(kernel: Kernel, device: int) -> Any:
+    """Return the function of a kernel on a device: to describe what is compiled takes the host 20 us."""
+    return loaded(kernel)
+
+
 def start(kernel: Kernel, grid: tuple[int, ...], argument: bytearray, uses: tuple[Array | None, ...]) -> None:
     """Start a kernel with one struct; `uses` are the arrays to which it points."""
-    run(kernel, grid, (jit.argument(argument),), uses=uses)
+    function = _function(kernel, cupy.cuda.runtime.getDevice())
+    if graphs.is_capturing():
+        graphs.keep(*uses)
+    function(grid, (kernel.threads,), (jit.argument(argument),))
 
 
 def read(blocks: Blocks) -> Blocks:
@@ -60,6 +71,7 @@ def read(blocks: Blocks) -> Blocks:
 
 
 def _index(indices: Array, indptr: Array) -> tuple[Array, Array]:
+    indices, indptr = plain_array(indices), plain_array(indptr)  # to read the address of others counts as a write
     if indices.dtype != indptr.dtype:
         index = np.result_type(indices.dtype, indptr.dtype)
         indices, indptr = indices.astype(index), indptr.astype(index)

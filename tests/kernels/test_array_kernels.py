@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
+import bsrgemm as bg
 from bsrgemm._backend import array_kernels, device_arrays, registry, structure
 from bsrgemm._backend.base import Blocks, Csr
 from bsrgemm._backend.numpy_backend import HOST
@@ -453,3 +454,66 @@ def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Genera
         registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (1, 2))
         registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (5, 3))
     device.synchronize()
+
+
+# ------------------------------------------------------------------------------- public calls
+def matrix_of(device: Device, blocks: Blocks, columns: int) -> Any:
+    (_, R, C), rows = blocks.data.shape, len(blocks.indptr) - 1
+    return bg.bsr_array(tuple(on(device, blocks)), shape=(rows * R, columns * C))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda A: A.sum(0), lambda A: A.sum(1), lambda A: A.diagonal(1), lambda A: A.block_diagonal()],
+    ids=["sum(0)", "sum(1)", "diagonal", "block_diagonal"],
+)
+def test_calls_that_do_not_wait_can_be_captured(call: Any, device: Device, rng: np.random.Generator) -> None:
+    """The graph computes with the values that the matrix has when it runs."""
+    A = matrix_of(device, stored(rng, _ORDERED, (2, 2), F64, _INT32), 6)
+    A.data[...] = 1
+    call(A)
+    results: list[Any] = []
+    graph = device.captured(lambda: results.append(call(A)))
+    for factor in (1, 3):
+        A.data[...] = factor
+        graph.launch()
+        device.synchronize()
+        want = call(matrix_of(device, Blocks(np.full((11, 2, 2), float(factor)), *map(np.array, _ORDERED[::-1])), 6))
+        np.testing.assert_array_equal(device.asnumpy(results[0]), device.asnumpy(want))
+
+
+def launched(device: Device, call: Any) -> list[str]:
+    """The names of the kernels of this library that a call launches."""
+    before = len(device.card.launches)  # type: ignore[attr-defined]
+    call()
+    return [x.entry for x in device.card.launches[before:]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.emulated
+def test_each_operation_has_one_launch_or_few(device: Device, rng: np.random.Generator) -> None:
+    """Nothing is sorted or searched by array functions; a copy is known to have the same pattern."""
+    A, B = (matrix_of(device, stored(rng, canonical_pattern(rng, 30, 9), (2, 2), F64, _INT32), 9) for _ in range(2))
+    same, union = ["combine_blocks"], ["merge_patterns", "merge_patterns", "combine_blocks"]
+    A.data[...], B.data[...] = 1, 2
+    for call, want in (
+        (lambda: A + A.copy(), same),
+        (lambda: A.multiply(A * 2), same),
+        (lambda: A + B, union),
+        (lambda: B - A, union),
+        (lambda: A.sum(1), ["reduce_lines"]),
+        (lambda: A.diagonal(), ["diagonal"]),
+        (lambda: A.to_device("cuda").tocsr(), ["block_elements"]),
+        (lambda: bg.bsr_array((A.data, A.indices, A.indptr), shape=A.shape), ["check_pattern"]),
+        (lambda: A[:20], []),
+        (lambda: A.setdiag(1), ["diagonal"]),
+    ):
+        assert launched(device, call)[: len(want)] == want
+
+
+def test_a_copy_whose_indices_were_written_to_has_another_pattern(device: Device, rng: np.random.Generator) -> None:
+    A = matrix_of(device, Blocks(np.ones((2, 1, 1)), np.array([0, 2]), np.array([0, 1, 2])), 3)
+    B = A.copy()
+    B.indices[0] = 1
+    np.testing.assert_array_equal(device.asnumpy((A + B).toarray()), [[1, 1, 0], [0, 0, 2]])
+    A.indices[1] = 0
+    np.testing.assert_array_equal(device.asnumpy((A + A).toarray()), [[2, 0, 0], [2, 0, 0]])
