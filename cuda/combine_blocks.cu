@@ -1,6 +1,6 @@
 // data[t] = OPERATION(a[left[t]], b[right[t]]), where a block that one of them lacks (-1) is zero;  kFirst: data[t] =
-// a[left[t]]. Without lists, t is block t of both. Index arrays follow: indices[t] from those of a (kFirst, or the same
-// pattern), and indptr[i] = the first t whose blocks lie in row i or behind it.
+// a[left[t]], transposed if `turned`. Without lists, t is block t of both. Index arrays follow: indices[t] from those of
+// a (kFirst, or the same pattern), and indptr[i] = the first t whose blocks lie in row i or behind it, if `listed`.
 // A CTA takes `tile` blocks, and its threads their elements one by one, wherever blocks begin. It marks the blocks in
 // which an element is not zero, and counts them. 16-bit floats are computed in float32 and rounded once, which is what
 // an operation in 16 bits gives. What lists say is clamped. Bytes are the limit.
@@ -29,11 +29,12 @@ struct CombineBlocks {
   const i64* count;             // how many blocks there are, at most `blocks`; null for all of them
   i64 blocks, a_blocks, b_blocks, rows;
   int size, tile;               // elements of a block; blocks of a tile, at most kMostTile
-  int listed;                   // whether there are lists, which may be empty
+  int listed;                   // whether indptr is to be found in the lists; otherwise it is a_ptr
+  int turned;                   // rows of a block of a that is to be transposed, or 0
 };
 #ifdef COMBINE_BLOCKS_BYTES
 CHECK_LAYOUT(CombineBlocks, COMBINE_BLOCKS, (a)(b)(left)(right)(a_ptr)(b_ptr)(a_indices)(data)(indices)(indptr)(nonzero)
-             (nonzeros)(count)(blocks)(a_blocks)(b_blocks)(rows)(size)(tile)(listed))
+             (nonzeros)(count)(blocks)(a_blocks)(b_blocks)(rows)(size)(tile)(listed)(turned))
 #endif
 
 template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
@@ -78,6 +79,12 @@ __device__ __forceinline__ i64 block_of(const Index* list, i64 t, i64 blocks) {
   return in_range(block, blocks) ? block : -1;
 }
 
+// Where an element of a block comes from.
+__device__ __forceinline__ u32 source_of(const CombineBlocks& c, u32 within) {
+  if (kOperation != kFirst || !c.turned) return within;
+  return within % c.turned * (c.size / c.turned) + within / c.turned;
+}
+
 // The first block whose blocks of a and b lie in a row or behind it.
 __device__ __forceinline__ i64 first_of_row(const CombineBlocks& c, i64 row, i64 count) {
   const i64 a_first = c.a_ptr[row], b_first = c.b_ptr ? i64(c.b_ptr[row]) : 0;
@@ -113,7 +120,7 @@ combine_blocks(const __grid_constant__ CombineBlocks c) {
 #pragma unroll 4
     for (int t = threadIdx.x / size; t < own;) {
       const i64 left = block_of(c.left, first + t, c.a_blocks);
-      const T x = left < 0 ? T{} : a[left * size + within];
+      const T x = left < 0 ? T{} : a[left * size + source_of(c, within)];
       T y = {};
       if constexpr (kOperation != kFirst) {
         const i64 right = block_of(c.right, first + t, c.b_blocks);

@@ -344,7 +344,8 @@ class BlockArrays:
     def _transpose_now(self) -> Self:
         """Build the transpose with arrays of its own."""
         M, N = self._shape
-        blocks = self._backend.transpose(self._validated, self._block_shape[1])
+        stored = self._validated
+        blocks = self._backend.transpose(stored, self._block_shape[1], self._by_column(stored, 0))
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
     def _source(self) -> tuple[Self, bool]:
@@ -379,7 +380,7 @@ class BlockArrays:
         self._origin = None
 
     def _by_column(self, blocks: Blocks, axis: int) -> ListMaker | None:
-        """Return what makes the list of the canonical blocks of this matrix by block column; None for axis 1.
+        """Return what makes the list of the blocks of this matrix by block column; None for axis 1.
 
         On a device the list is kept until somebody writes into the index arrays.
         """

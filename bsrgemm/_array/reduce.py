@@ -199,9 +199,7 @@ class Reductions(Extremes):
         xp = self._backend.xp
         if line is None:
             data = self._canonical().data
-            if self._backend.loops is not None and data.dtype != BFLOAT16:
-                return int(np.count_nonzero(data))
-            return int(xp.count_nonzero(data != 0))  # synchronize!
+            return int(xp.count_nonzero(data != 0 if data.dtype == BFLOAT16 else data))  # synchronize!
         blocks = self._canonical()
         by_column = self._by_column(blocks, line)
         few = self._backend.loops is not None and max(self._shape) < _INT32_MAX

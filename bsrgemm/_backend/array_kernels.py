@@ -75,7 +75,7 @@ COMBINE_BLOCKS = Struct(
     (
         *fields("P", "a b left right a_ptr b_ptr a_indices data indices indptr nonzero nonzeros count"),
         *fields("q", "blocks a_blocks b_blocks rows"),
-        *fields("i", "size tile listed"),
+        *fields("i", "size tile listed turned"),
     ),
 )
 #: The argument of `csr_blocks`.

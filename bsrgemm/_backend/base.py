@@ -349,8 +349,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted."""
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
+        """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted.
+
+        On a device `by_column` may know the list of the blocks by block column.
+        """
 
     @abstractmethod
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:

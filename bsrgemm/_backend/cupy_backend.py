@@ -224,7 +224,8 @@ class CupyBackend(Backend):
         return device_arrays.blocks_of_csr(csr, shape, blocksize)
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
-        return structure.by_column(self, indices, block_cols)
+        order, begins = structure.by_column(self, indices, block_cols)
+        return order.astype(indices.dtype, copy=False), begins.astype(indices.dtype, copy=False)
 
     def reduce_lines(
         self,
@@ -283,8 +284,9 @@ class CupyBackend(Backend):
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks  # reading the values would wait for the GPU; the kernels clamp indices instead
 
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        return structure.transpose(self, blocks, block_cols)
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
+        lists = self.by_column(*blocks[1:], block_cols) if by_column is None else by_column()
+        return device_arrays.transpose(blocks, lists)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         return device_arrays.to_csr(blocks, block_cols, dtype)

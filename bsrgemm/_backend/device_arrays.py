@@ -14,7 +14,7 @@ import numpy as np
 from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel
-from .._kernels.launch import contiguous, loaded
+from .._kernels.launch import contiguous, loaded, run
 from ..dtypes import result_dtype
 from .array_kernels import (
     BLOCK_ELEMENTS,
@@ -31,6 +31,7 @@ from .array_kernels import (
     CombineBlocks,
     CsrBlocks,
     Diagonal,
+    Expand,
     KeptPlaces,
     MergePatterns,
     combine_blocks,
@@ -39,7 +40,7 @@ from .array_kernels import (
     gather_blocks,
     most_ctas,
     reduced_dtypes,
-)  # fmt: skip
+)
 from .array_kernels import reduce_lines as choose_reduction
 from .base import Array, Blocks, Csr, ListMaker, PatternFacts
 from .index_arrays import plain_array
@@ -221,14 +222,15 @@ def _merged(a: Blocks, b: Blocks, block_bytes: int, found: Array) -> tuple[tuple
     return lists, most
 
 
-def _start_combination(kernel: CombineBlocks, arrays: dict[str, Array | None], b_blocks: int) -> None:
+def _start_combination(kernel: CombineBlocks, arrays: dict[str, Array | None], b_blocks: int, turned: int = 0) -> None:
     data, indptr, a = arrays["data"], arrays["indptr"], arrays["a"]
     assert data is not None and indptr is not None and a is not None
     size = data.shape[1] * data.shape[2]
     tile = kernel.tile(size)
     argument = COMBINE_BLOCKS.pack(
         **{name: pointer(x) for name, x in arrays.items()}, blocks=len(data), a_blocks=len(a), b_blocks=b_blocks,
-        rows=len(indptr) - 1, size=size, tile=tile, listed=arrays["left"] is not None,
+        rows=len(indptr) - 1, size=size, tile=tile, listed=arrays["left"] is not None and not turned,
+        turned=turned,
     )  # fmt: skip
     grid = max(most_ctas(len(data), tile), most_ctas(len(indptr), kernel.threads))
     start(kernel, grid, argument, tuple(arrays.values()))
@@ -253,13 +255,31 @@ def select_blocks(given: Blocks, keep: Array, total: int | None = None) -> Block
         start(KeptPlaces(fill, element(index)), most_ctas(tiles, 1), argument, uses)
     assert total is not None
     out = Blocks(cupy.empty((total, *data.shape[1:]), data.dtype), cupy.empty(total, index), cupy.empty_like(indptr))
-    arrays = {
-        "a": data, "b": None, "left": places, "right": None, "a_ptr": indptr, "b_ptr": None, "a_indices": indices,
-        "data": out.data, "indices": out.indices, "indptr": out.indptr, "nonzero": None, "nonzeros": None,
-        "count": None,
-    }  # fmt: skip
-    _start_combination(gather_blocks(data.itemsize, element(index)), arrays, 0)
+    _gather(Blocks(data, indices, indptr), places, out)
     return out
+
+
+def transpose(given: Blocks, by_column: tuple[Array, Array]) -> Blocks:
+    """Return the blocks of the transposed matrix, given the list of its blocks by block column."""
+    data, indices, indptr = read(given)
+    order, begins = (x.astype(indices.dtype, copy=False) for x in by_column)
+    (n, R, C), rows = data.shape, cupy.empty_like(indices)
+    if n:
+        kernel = Expand(element(indices.dtype))
+        run(kernel, kernel.grid(n), (indptr, rows, np.int64(len(indptr) - 1), np.int64(n)))
+    out = Blocks(cupy.empty((n, C, R), data.dtype), cupy.empty(n, indices.dtype), cupy.empty_like(begins))
+    _gather(Blocks(data, rows, begins), order, out, R)
+    return out
+
+
+def _gather(blocks: Blocks, places: Array | None, out: Blocks, turned: int = 0) -> None:
+    """Copy the blocks at some places; those with so many rows that are `turned` become their transposes."""
+    arrays = {
+        "a": blocks.data, "b": None, "left": places, "right": None, "a_ptr": blocks.indptr, "b_ptr": None,
+        "a_indices": blocks.indices, "data": out.data, "indices": out.indices, "indptr": out.indptr, "nonzero": None,
+        "nonzeros": None, "count": None,
+    }  # fmt: skip
+    _start_combination(gather_blocks(out.data.itemsize, element(out.indptr.dtype)), arrays, 0, turned)
 
 
 # ------------------------------------------------------------------------------------- rows and columns

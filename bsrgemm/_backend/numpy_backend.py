@@ -224,7 +224,7 @@ class NumpyBackend(Backend):
         blocks.data[np.repeat(at, np.diff(crossed, append=count)), row % R, col % C] = values
         return True
 
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: Any = None) -> Blocks:
         data, indices, indptr = self.validated(blocks, len(blocks.indptr) - 1, block_cols)
         n, R, C = data.shape
         out = np.empty((n, C, R), data.dtype)

@@ -246,7 +246,7 @@ class FakeBackend(Backend):
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks
 
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: Any = None) -> Blocks:
         return structure.transpose(self, blocks, block_cols)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:

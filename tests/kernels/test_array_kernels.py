@@ -517,3 +517,13 @@ def test_a_copy_whose_indices_were_written_to_has_another_pattern(device: Device
     np.testing.assert_array_equal(device.asnumpy((A + B).toarray()), [[1, 1, 0], [0, 0, 2]])
     A.indices[1] = 0
     np.testing.assert_array_equal(device.asnumpy((A + A).toarray()), [[2, 0, 0], [2, 0, 0]])
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_blocks_are_transposed(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0, 0], [])), (*_BLOCKS, (40, 70))):
+        blocks = stored(rng, pattern, blocksize, dtype, _INT32)
+        got, want = registry.cuda().transpose(on(device, blocks), 6), structure.transpose(HOST, blocks, 6)
+        for one, other in zip(got, want, strict=True):
+            same_bits(device.asnumpy(one), other)
