@@ -59,8 +59,8 @@ class Reductions(Extremes):
 
         Notes
         -----
-        16-bit floats are summed in float32 and rounded once. With an axis the call waits for the GPU; without one it
-        waits if the matrix is not yet known to be in canonical format.
+        16-bit floats are summed in float32 and rounded once. On the GPU the call waits if the matrix is not yet known
+        to be in canonical format.
 
         Examples
         --------
@@ -144,8 +144,7 @@ class Reductions(Extremes):
         Notes
         -----
         Elements that are not stored count as zeros. Integers and booleans are summed in float64, 16-bit floats in
-        float32. With an axis the call waits for the GPU; without one it waits if the matrix is not yet known to be in
-        canonical format.
+        float32. On the GPU the call waits if the matrix is not yet known to be in canonical format.
 
         Examples
         --------
