@@ -198,7 +198,7 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
     facts = _check_indices(source, S)
     if S.format == "csr" and source is backend and blocksize is not None and facts is not None and facts.in_order:
         csr = Csr(_cast(backend, S.data, dtype), S.indices, S.indptr)
-        made = backend.blocks_of_csr(csr, check_shape(S.shape), blocksize)
+        made = backend.blocks_of_csr(csr, check_shape(S.shape), blocksize, bool(facts.canonical))
         if made is not None:
             return Parts(made, check_shape(S.shape), True)
     if source is not backend:

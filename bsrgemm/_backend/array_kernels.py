@@ -84,7 +84,7 @@ CSR_BLOCKS = Struct(
     (
         *fields("P", "values columns pointers counts indptr indices data"),
         *fields("q", "block_rows block_cols elements blocks"),
-        *fields("i", "R C"),
+        *fields("i", "R C unique"),
     ),
 )
 #: The operations of two elements that `combine_blocks` has, by the names that their functions have.

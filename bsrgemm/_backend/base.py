@@ -259,10 +259,13 @@ class Backend(ABC):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
 
-    def blocks_of_csr(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+    ) -> Blocks | None:
         """Return a valid matrix in CSR, whose rows are in order, as blocks in canonical format.
 
-        Duplicates are added up. None if there is no kernel for the dtype or for so large blocks. Waits for the GPU.
+        Duplicates are added up; with `unique` there are none. None if there is no kernel for the dtype or for so large
+        blocks. Waits for the GPU.
         """
         return None
 

@@ -220,8 +220,10 @@ class CupyBackend(Backend):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
 
-    def blocks_of_csr(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
-        return device_arrays.blocks_of_csr(csr, shape, blocksize)
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+    ) -> Blocks | None:
+        return device_arrays.blocks_of_csr(csr, shape, blocksize, unique)
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         order, begins = structure.by_column(self, indices, block_cols)

@@ -129,7 +129,7 @@ def _list_elements(format: str, given: Blocks, block_cols: int, values: Array | 
     return columns
 
 
-def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Blocks | None:
+def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool) -> Blocks | None:
     """Return a valid matrix in CSR, whose rows are in order, as blocks; None if there is no kernel for it."""
     (M, N), (R, C), dtype = shape, blocksize, csr.data.dtype
     if dtype.char not in "?fdFD" or CsrBlocks.most_rows < R:
@@ -139,7 +139,7 @@ def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) 
     columns, pointers = columns.astype(index, copy=False), pointers.astype(index, copy=False)
     indptr = cupy.zeros(M // R + 1, index)
     arrays = {"values": values, "columns": columns, "pointers": pointers}
-    sizes = {"block_rows": M // R, "block_cols": N // C, "elements": len(columns), "R": R, "C": C}
+    sizes = {"block_rows": M // R, "block_cols": N // C, "elements": len(columns), "R": R, "C": C, "unique": unique}
 
     def start_pass(kernel: CsrBlocks, **written: Array | None) -> None:
         places = {name: pointer(written.get(name)) for name in ("counts", "indptr", "indices", "data")}

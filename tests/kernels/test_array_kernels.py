@@ -424,13 +424,13 @@ def test_spoiled_patterns_are_combined_inside_their_arrays(
 # ------------------------------------------------------------------------------- csr_blocks
 @pytest.mark.before
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in "?fdFD"], ids=str)
-@pytest.mark.parametrize("blocksize", [(1, 1), (3, 3), (2, 5), (40, 3), (128, 2)], ids=str)
+@pytest.mark.parametrize("blocksize", [(1, 1), (3, 3), (2, 5), (40, 3), (128, 2), (33, 20), (20, 70)], ids=str)
 def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, rng: np.random.Generator) -> None:
     """Empty rows, and elements that are stored several times, which are added up in order."""
     (R, C), index = blocksize, _INT32
     shape = (5 * R, 7 * C)
     for several, rows in ((False, 5), (True, 5), (False, 0)):
-        count = 0 if not rows else 4 * R
+        count = 0 if not rows else 4 * R * C
         row, col = np.sort(rng.integers(0, shape[0], count)), rng.integers(0, shape[1], count)
         element = np.sort(row * shape[1] + col) if several else np.unique(row * shape[1] + col)
         if several:
@@ -441,7 +441,7 @@ def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, r
         csr = Csr(values, col.astype(index), pointers)
         shape = (rows * R, 7 * C)
         want = structure.from_coo(HOST, row, col, values, shape, blocksize, index)
-        got = registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), shape, blocksize)
+        got = registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), shape, blocksize, not several)
         for one, other in zip(got, want, strict=True):
             same_bits(device.asnumpy(one), other)
 
@@ -449,10 +449,15 @@ def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, r
 @pytest.mark.before
 @pytest.mark.sanitizer
 def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Generator) -> None:
-    for blocks in spoiled(stored(rng, _ORDERED, (1, 1), F64, _INT32)):
-        csr = Csr(blocks.data.reshape(-1), *blocks[1:])
-        registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (1, 2))
-        registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), (5, 6), (5, 3))
+    tall = canonical_pattern(rng, 40, 40)
+    for pattern, shape, blocksizes in (
+        (_ORDERED, (5, 6), ((1, 2), (5, 3), (5, 6))),
+        (tall, (40, 40), ((20, 20), (40, 8))),
+    ):
+        for blocks, blocksize in itertools.product(spoiled(stored(rng, pattern, (1, 1), F64, _INT32)), blocksizes):
+            csr = Csr(*map(device.asarray, (blocks.data.reshape(-1), *blocks[1:])))
+            for unique in (False, True):
+                registry.cuda().blocks_of_csr(csr, shape, blocksize, unique)
     device.synchronize()
 
 
