@@ -532,3 +532,31 @@ def test_blocks_are_transposed(dtype: Any, device: Device, rng: np.random.Genera
         got, want = registry.cuda().transpose(on(device, blocks), 6), structure.transpose(HOST, blocks, 6)
         for one, other in zip(got, want, strict=True):
             same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("most", [1, 2])
+def test_operations_on_matrices_go_on_beyond_a_small_grid(most: int, device: Device, rng: np.random.Generator) -> None:
+    cuda = registry.cuda()
+    a, b = (stored(rng, canonical_pattern(rng, 900, 30), (3, 2), F64, _INT32) for _ in range(2))
+    a = a._replace(data=numbers(rng, a.data.shape, F64))
+    there, keep = on(device, a), rng.random(len(a.indices)) < 0.5
+    csr = Csr(*structure.to_csr(HOST, a, _INT32))
+    row = np.repeat(np.arange(2700), np.diff(csr.indptr))
+    with few_ctas(most):
+        check_combined(device, "sub", a, b, False)
+        pairs: list[tuple[Any, Any]] = [
+            (cuda.diagonal(there, 3000, 1, 2699, True), structure.diagonal(HOST, a, 3000, 1, 2699, True)),
+            (cuda.reduce_lines("add", there, None, 3000, F64), structure.reduce_lines(HOST, "add", a, None, 3000, F64)),
+            *zip(cuda.to_csr(there, 3000, _INT32), csr, strict=True),
+            *zip(cuda.select_blocks(there, device.asarray(keep)), structure.select_blocks(HOST, a, keep), strict=True),
+            *zip(
+                cuda.blocks_of_csr(Csr(*map(device.asarray, csr)), (2700, 6000), (3, 2), True),
+                structure.from_coo(HOST, row, csr.indices, csr.data, (2700, 6000), (3, 2), _INT32),
+                strict=True,
+            ),
+        ]
+        for one, other in pairs:
+            same_bits(device.asnumpy(one), other, zeros=False)
+        facts = cuda.inspect(there.indices, there.indptr)
+        assert facts[:5] == structure.inspect(HOST, *a[1:])[:5] and facts.canonical
