@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..study import Study
-from . import attention, calls, everyday, llama, panels, products, ranks, solvers
+from . import arrays, attention, calls, everyday, llama, panels, products, ranks, solvers
 
-_MODULES = (products, attention, calls, everyday, solvers, llama, ranks, panels)
+_MODULES = (products, attention, calls, everyday, arrays, solvers, llama, ranks, panels)
 ALL: dict[str, Study] = {study.name: study for module in _MODULES for study in module.STUDIES}
 #: What is measured where nothing is asked for
 USUAL = ("products", "vectors", "attention", "decode")

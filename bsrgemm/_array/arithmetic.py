@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import SparseEfficiencyWarning
 
 from .._backend import structure
-from .._backend.base import Array, Blocks, Csr
+from .._backend.base import Array, Csr
 from .._backend.registry import host_scalar
 from ..dtypes import BFLOAT16, BOOL, check_dtype, scalar_result_dtype
 from .base import BsrBase
@@ -61,21 +61,14 @@ class Arithmetic(Conversions):
 
         With `swapped`, `other` is the left operand.
         """
-        backend = self._backend
         B = self._coerce(other)
-        left, right, block_cols = self._canonical(), B._canonical(), self._block_shape[1]
+        left, right, same = self._canonical(), B._canonical(), self._has_pattern_of(B)
         if swapped:
             left, right = right, left
-        if backend.loops is not None:
-            found = backend.loops.combine(op.__name__, left, right, block_cols)
-            if found is not None:
-                return self._new(found, canonical=True)
-        a, b, indices, indptr = structure.align(backend, left, right, block_cols)
-        data = op(*self._promoted(a, b))
-        blocks = Blocks(data, indices, indptr)
-        return self._new(
-            structure.select_blocks(backend, blocks, structure.nonzero_blocks(backend, data)), canonical=True
-        )
+        found = self._new(self._backend.combine(op, left, right, self._block_shape[1], same), canonical=True)
+        if same and len(found.indices) == len(left.indices):
+            found._note_pattern_of(self)
+        return found
 
     def _sum(self, other: Any, op: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
         if self._is_scalar(other):
@@ -289,7 +282,7 @@ class Arithmetic(Conversions):
         if not (oM in (1, M) or M == 1) or not (oN in (1, N) or N == 1):
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
         shape = np.broadcast_shapes(self._shape, wide.shape)
-        row, col = structure.to_coo(self._backend, self._blocks, structure.index_dtype(max(shape)))
+        row, col = self._backend.to_coo(self._blocks, self._block_shape[1], structure.index_dtype(max(shape)))
         values = self.data.reshape(-1)
         if shape != self._shape:  # this matrix is a single row or column, which is repeated
             times = shape[0] if M == 1 else shape[1]

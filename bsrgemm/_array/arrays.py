@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .._backend.base import Array, Backend, Blocks, named
+from .._backend.base import Array, Backend, Blocks, ListMaker, named
 from .._backend.index_arrays import Unwritten, plain_array
 from .._backend.recording import recorded
 from .._backend.registry import backend_of, host
@@ -173,6 +173,8 @@ class BlockArrays:
     _canonical_indices: Array | None
     #: On a device, the state of the index arrays when they were known to be in canonical format.
     _canonical_since: Unwritten | None = None
+    #: On a device, lists that were made from the index arrays, with the state of these.
+    _lists: tuple[Unwritten, dict[Any, Any]] | None = None
 
     # ------------------------------------------------------------------------------- building
     def _set(
@@ -223,7 +225,22 @@ class BlockArrays:
         """Take down that the index arrays are in canonical format now."""
         if self._backend.index_class is not None:
             self._take_over()
-            self._canonical_since = Unwritten(self.indices, self.indptr)
+            before, self._canonical_since = self._canonical_since, Unwritten(self.indices, self.indptr)
+            if before is not None and before.holds_for(self):
+                self._canonical_since.pattern = before.pattern
+
+    def _has_pattern_of(self, other: BlockArrays) -> bool:
+        """Tell whether two matrices on a device are known to have the same pattern, in canonical format."""
+        a, b = self._canonical_since, other._canonical_since
+        if a is None or b is None or a.pattern is not b.pattern:
+            return False
+        return a.holds_for(self) and b.holds_for(other)
+
+    def _note_pattern_of(self, other: BlockArrays) -> None:
+        """Take down that this new matrix has the pattern of another one, as far as both are in canonical format."""
+        a, b = self._canonical_since, other._canonical_since
+        if a is not None and b is not None:
+            a.pattern = b.pattern
 
     def _take_over(self) -> None:
         """On a device, replace index arrays that a user has assigned by copies; writes into theirs would go unseen."""
@@ -250,9 +267,10 @@ class BlockArrays:
         else:
             self._take_over()
             indices, indptr = self.indices, self.indptr
-        return self._new(
-            Blocks(data, indices, indptr), canonical=self._kept_canonical, sorted_=self._has_sorted_indices
-        )
+        blocks, sorted_ = Blocks(data, indices, indptr), self._has_sorted_indices
+        found = self._new(blocks, canonical=self._kept_canonical, sorted_=sorted_)
+        found._note_pattern_of(self)
+        return found
 
     @property
     def _blocks(self) -> Blocks:
@@ -326,7 +344,8 @@ class BlockArrays:
     def _transpose_now(self) -> Self:
         """Build the transpose with arrays of its own."""
         M, N = self._shape
-        blocks = self._backend.transpose(self._validated, self._block_shape[1])
+        stored = self._validated
+        blocks = self._backend.transpose(stored, self._block_shape[1], self._by_column(stored, 0))
         return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
 
     def _source(self) -> tuple[Self, bool]:
@@ -359,6 +378,25 @@ class BlockArrays:
             self._canonical_indices = blocks.indices
             self._note_canonical()
         self._origin = None
+
+    def _by_column(self, blocks: Blocks, axis: int) -> ListMaker | None:
+        """Return what makes the list of the blocks of this matrix by block column; None for axis 1.
+
+        On a device the list is kept until somebody writes into the index arrays.
+        """
+        backend = self._backend
+
+        def make() -> tuple[Array, Array]:
+            return backend.by_column(blocks.indices, blocks.indptr, self._block_shape[1])
+
+        def known() -> Any:
+            if self._lists is None or not self._lists[0].holds_for(self):
+                self._lists = Unwritten(self.indices, self.indptr), {}
+            return backend.kept(self._lists[1], self._block_shape[1], make)
+
+        if axis == 1:
+            return None
+        return known if backend.index_class is not None and blocks.indices is plain_array(self.indices) else make
 
     def _before_writing(self) -> None:
         """Build all transposes that still read the values of this matrix, which are about to change in place."""

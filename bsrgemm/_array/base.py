@@ -236,7 +236,7 @@ class BsrBase(BlockArrays):
             self._has_sorted_indices = True
         if self._has_sorted_indices is None:
             _, indices, indptr = self._blocks
-            self._has_sorted_indices = structure.is_sorted(self._backend, indices, indptr, strictly=False)
+            self._has_sorted_indices = self._backend.is_sorted(indices, indptr, strictly=False)
         return self._has_sorted_indices
 
     @has_sorted_indices.setter
@@ -253,9 +253,8 @@ class BsrBase(BlockArrays):
             self._has_canonical_format = False
         elif self._has_canonical_format is None:
             _, indices, indptr = self._blocks
-            self.has_canonical_format = self._known_canonical or structure.is_sorted(
-                self._backend, indices, indptr, strictly=True
-            )
+            canonical = self._known_canonical or self._backend.is_sorted(indices, indptr, strictly=True)
+            self.has_canonical_format = canonical
         return bool(self._has_canonical_format)
 
     @has_canonical_format.setter
@@ -354,7 +353,7 @@ class BsrBase(BlockArrays):
         if loops is None:
             if self._canonical_since is None or self._canonical_since.holds_for(self):
                 return self.has_canonical_format
-            if not structure.is_sorted(self._backend, blocks.indices, blocks.indptr, strictly=True):
+            if not self._backend.is_sorted(blocks.indices, blocks.indptr, strictly=True):
                 return False
             self._canonical_indices = self.indices
             self._note_canonical()
@@ -387,7 +386,7 @@ class BsrBase(BlockArrays):
         """
         if len(self.data):
             keep = structure.nonzero_blocks(self._backend, self.data)
-            self._replace(structure.select_blocks(self._backend, self._blocks, keep))
+            self._replace(self._backend.select_blocks(self._blocks, keep))
 
     def prune(self) -> None:
         """Shorten `data` and `indices`, in place, to the number of blocks that `indptr` names.
@@ -496,7 +495,7 @@ class BsrBase(BlockArrays):
             more = xp.broadcast_to(indptr[-1:], (rows - old_rows,))
             self.indptr = xp.concatenate([indptr, more])
         if old_cols > N // C:
-            self._replace(structure.select_blocks(self._backend, self._blocks, self._blocks.indices < N // C))
+            self._replace(self._backend.select_blocks(self._blocks, self._blocks.indices < N // C))
         self._shape = (M, N)
 
 

@@ -7,7 +7,6 @@ from typing import Self
 
 import numpy as np
 
-from .._backend import structure
 from .._backend.base import Array, Blocks
 from ..dtypes import accumulator_dtype
 from .convert import Conversions
@@ -33,7 +32,7 @@ class BlockTools(Conversions):
 
         Notes
         -----
-        Waits for the GPU. For a transpose the arrays of the original matrix are read.
+        The call does not wait for the GPU. For a transpose the arrays of the original matrix are read.
 
         Examples
         --------
@@ -54,25 +53,7 @@ class BlockTools(Conversions):
         if R != C:
             raise ValueError(f"{what}: wanted square blocks, got blocksize={(R, C)}")
         A, transposed = self._source()
-        backend, xp = self._backend, self._backend.xp
-        data, indices, indptr = A._validated
-        n = min(self._block_shape)
-        if backend.loops is not None and n:
-            every = np.arange(n, dtype=indices.dtype)
-            place = backend.loops.unique_positions(Blocks(data, indices, indptr), A._block_shape[1], every, every)
-            if place is not None:
-                stored, out = place >= 0, np.zeros((n, R, R), data.dtype)
-                out[stored] = data[place[stored]]
-                return (np.ascontiguousarray(out.transpose(0, 2, 1)) if transposed else out), stored
-        rows = backend.expand(indptr, len(indices))
-        on = xp.flatnonzero(rows == indices)  # synchronize!
-        rows = rows[on]
-        starts = structure.first_of_runs(backend, rows)
-        rows = rows[starts]
-        out, stored = xp.zeros((n, R, R), data.dtype), xp.zeros(n, np.bool_)
-        out[rows] = backend.segment_reduce("add", data, on, starts)
-        stored[rows] = True
-        return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if transposed else out), stored
+        return self._backend.diagonal_blocks(A._validated, min(self._block_shape), A._known_canonical, transposed)
 
     def inverse_block_diagonal(self) -> Self:
         """Invert the blocks on the diagonal; the block-diagonal result is the block-Jacobi preconditioner.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks, Csr
+from .._backend.base import Array, Backend, Blocks, Csr, PatternFacts
 from .._backend.index_arrays import plain_array
 from .._backend.registry import adopted, backend_of, by_name, foreign_backend, host
 from ..dtypes import BFLOAT16, check_dtype, is_float
@@ -195,7 +195,12 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
         return reblock(backend, parts, blocksize)
-    _check_indices(source, S)
+    facts = _check_indices(source, S)
+    if S.format == "csr" and source is backend and blocksize is not None and facts is not None and facts.in_order:
+        csr = Csr(_cast(backend, S.data, dtype), S.indices, S.indptr)
+        made = backend.blocks_of_csr(csr, check_shape(S.shape), blocksize, bool(facts.canonical))
+        if made is not None:
+            return Parts(made, check_shape(S.shape), True)
     if source is not backend:
         S = S.asformat("csr")
     if S.format == "coo":
@@ -221,22 +226,26 @@ def dense_of(backend: Backend, S: Any) -> Array:
     return S.toarray()
 
 
-def _check_indices(backend: Backend, S: Any) -> None:
-    """Raise ValueError unless the arrays of a matrix of SciPy or CuPy are valid, which its own loops do not check."""
+def _check_indices(backend: Backend, S: Any) -> PatternFacts | None:
+    """Raise ValueError unless the arrays of a matrix of SciPy or CuPy are valid, which its own loops do not check.
+
+    Returns what is known of compressed ones.
+    """
     if S.format == "bsr":
         structure.check_arrays(S.data, S.indices, S.indptr, check_shape(S.shape))
-        structure.check_values(backend, S.indices, S.indptr, S.shape[1] // S.data.shape[2])
-    elif S.format in ("csr", "csc"):
+        return structure.checked(backend, S.indices, S.indptr, S.shape[1] // S.data.shape[2])
+    if S.format in ("csr", "csc"):
         lines, others = S.shape[::-1] if S.format == "csc" else (1, *S.shape)[-2:]
         if len(S.indptr) != lines + 1 or len(S.data) != len(S.indices):
             raise ValueError(
                 f"wanted an indptr of {lines + 1} and as much data as indices for {S.format} of shape={S.shape}, got "
                 f"{len(S.indptr)}, {len(S.data)} and {len(S.indices)}"
             )
-        structure.check_values(backend, S.indices, S.indptr, others, "row" if S.format == "csc" else "column")
-    elif S.format == "coo":
+        return structure.checked(backend, S.indices, S.indptr, others, "row" if S.format == "csc" else "column")
+    if S.format == "coo":
         row = S.row if S.ndim == 2 else backend.xp.zeros_like(S.col)
         _coo_shape(backend, row, S.col, len(S.data), (1, *S.shape)[-2:], (1, 1))
+    return None
 
 
 def _bring(backend: Backend, source: Backend, a: Array, copy: bool) -> Array:
@@ -289,7 +298,7 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
         found = _from_csr(backend, csr, parts.shape, (R, C), bool(parts.canonical))
         if found is not None:
             return found
-    row, col = structure.to_coo(backend, parts.blocks, index)
+    row, col = backend.to_coo(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index)
     blocks = structure.from_coo(
         backend, row, col, parts.blocks.data.reshape(-1), parts.shape, (R, C), index, unique=bool(parts.canonical)
     )
@@ -480,6 +489,6 @@ def _from_bsr_arrays(
     if not is_array and index.itemsize > 4 and largest <= structure.INT32_MAX:
         index = np.dtype(np.int32)  # like scipy's, bsr_matrix narrows int64 indices if int32 is enough
     structure.check_arrays(data, indices, indptr, shape)
-    stop = structure.check_values(backend, indices, indptr, shape[1] // C)
+    facts = structure.checked(backend, indices, indptr, shape[1] // C)
     indices, indptr = (_own_index(backend, x, index, copy) for x in (indices, indptr))
-    return Parts(Blocks(data[:stop], indices[:stop], indptr), shape, None)
+    return Parts(Blocks(data[: facts.stop], indices[: facts.stop], indptr), shape, facts.canonical or None)

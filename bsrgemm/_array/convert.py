@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array
+from .._backend.base import Array, Blocks
 from .._backend.registry import host, target
 from .base import BsrBase
 from .construct import Parts, check_block_elements, check_blocksize, from_sparse, reblock
@@ -46,7 +46,8 @@ class Conversions(Elements):
     def _foreign(self, format: str, arrays: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Create a matrix of another format from `arrays`; raise TypeError if that format cannot have this dtype."""
         self._check_foreign(format, dtype)
-        return self._other_class(format)(arrays, shape=shape)
+        cls = self._other_class(format)
+        return cls(arrays, shape=shape) if format == "dia" else self._backend.foreign(cls, arrays, shape)
 
     def _element_index(self, *maxvals: int) -> np.dtype[Any]:
         return structure.index_dtype(max(*self._shape, *maxvals, 0), self.indices, self.indptr)
@@ -72,7 +73,7 @@ class Conversions(Elements):
 
         Notes
         -----
-        On the GPU the call waits, because cupyx checks the index arrays.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -82,7 +83,8 @@ class Conversions(Elements):
         >>> S.row.tolist(), S.col.tolist(), S.data.tolist()
         ([0, 0, 1, 1], [0, 1, 2, 3], [1.0, 2.0, 0.0, 3.0])
         """
-        row, col = structure.to_coo(self._backend, self._validated, structure.index_dtype(max(*self._shape, 0)))
+        index = structure.index_dtype(max(*self._shape, 0))
+        row, col = self._backend.to_coo(self._validated, self._block_shape[1], index)
         values = self.data.reshape(-1)
         return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
 
@@ -107,7 +109,7 @@ class Conversions(Elements):
 
         Notes
         -----
-        On the GPU the call waits, because cupyx checks the index arrays.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -120,8 +122,6 @@ class Conversions(Elements):
         values, columns, indptr = self._backend.to_csr(
             self._validated, self._block_shape[1], self._element_index(self.nnz)
         )
-        if self.blocksize[0] == 1:  # these blocks are stored as CSR values: `values` may share memory
-            values = values.copy()
         return self._foreign("csr", (values, columns, indptr), self._shape, self.dtype)
 
     def tocsc(self, copy: bool = False) -> Any:
@@ -144,7 +144,7 @@ class Conversions(Elements):
 
         Notes
         -----
-        On the GPU the call waits, because cupyx checks the index arrays.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -507,7 +507,7 @@ class Conversions(Elements):
         M, N = self._shape
         on_host = self._backend.loops is not None
         index = structure.index_dtype(M * N) if on_host else _INDEX64
-        row, col = structure.to_coo(self._backend, self._validated, index)
+        row, col = self._backend.to_coo(self._validated, self._block_shape[1], index)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:
@@ -517,10 +517,10 @@ class Conversions(Elements):
 
     def _csr_where(self, keep: Array, values: Array, columns: Array, indptr: Array) -> Any:
         """Return a CSR matrix of the elements for which `keep` is true."""
-        xp = self._backend.xp
-        kept = xp.flatnonzero(keep)  # synchronize!
-        before = xp.concatenate([xp.zeros(1, indptr.dtype), xp.cumsum(keep, dtype=indptr.dtype)])
-        return self._foreign("csr", (values[kept], columns[kept], before[indptr]), self._shape, values.dtype)
+        self._check_foreign("csr", values.dtype)
+        elements = Blocks(values.reshape(-1, 1, 1), columns, indptr)  # CSR has blocks of one element
+        data, columns, indptr = self._backend.select_blocks(elements, keep)  # synchronize!
+        return self._foreign("csr", (data.reshape(-1), columns, indptr), self._shape, values.dtype)
 
     def _from_full(self, X: Array, blocksize: tuple[int, int]) -> Self:
         """Create a matrix of this class from a dense array of the same backend."""

@@ -9,11 +9,9 @@ import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
+from .._backend.numpy_backend import SHORT
 from ..dtypes import BFLOAT16
 from .convert import Conversions
-
-#: Blocks of at most this many elements along an axis are reduced one element after the other.
-SHORT = 12
 
 
 def axis_of(axis: Any) -> int | None:
@@ -49,30 +47,9 @@ class Lines(Conversions):
             return blocks, M, N
         return self._backend.transpose(blocks, self._block_shape[1]), N, M
 
-    def _reduce_lines(self, op: str, blocks: Blocks, within: Array) -> tuple[Array, Array]:
-        """Reduce values of shape (blocks, R) over the blocks of each block row.
-
-        Returns the block rows that have blocks, and their values of shape (rows, R).
-        """
-        xp = self._backend.xp
-        filled = xp.flatnonzero(xp.diff(blocks.indptr) > 0)  # synchronize!
-        values = self._backend.segment_reduce(op, within, None, blocks.indptr[filled])
-        return filled, values
-
-    def _dense_lines(self, blocks: Blocks, filled: Array, values: Array, lines: int) -> Array:
-        """Return a vector over all lines with the values of the filled block rows and zeros elsewhere."""
-        R = blocks.data.shape[1]
-        out = self._backend.xp.zeros((lines // R, R), values.dtype)
-        out[filled] = values
-        return out.reshape(-1)
-
     def _line_result(self, values: Array, axis: int) -> Array:
         """Return a vector in the shape of this class: `bsr_matrix` overrides this to give a row or a column."""
         return values
-
-
-#: Blocks of a block row are compared with each other first if they have this many elements.
-_LARGE = 1024
 
 
 class Candidates(NamedTuple):
@@ -114,55 +91,12 @@ class Extremes(Lines):
                 return best
             return _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
         blocks = self._canonical()
-        length, width = self._shape[line], blocks.data.shape[1 + line]
-        data, loops = _wide(blocks.data), self._backend.loops
-        merged = loops is not None and line == 1 and math.prod(data.shape[1:]) >= _LARGE
-        within = None if merged else self._fold_blocks(name, data, 1 + line)
-        order, begins = self._by_lines(blocks, line)
-        count = xp.diff(begins)
-        filled = xp.flatnonzero(count > 0)  # synchronize!
-        if merged:
-            values = self._fold_blocks(name, loops.merge_rows(op, data, begins[filled]), 2)
-        else:
-            values = self._backend.segment_reduce(name, within, order, begins[filled])
-        if not explicit:
-            partial = count[filled] * width < length
-            with_zero = op(values, values.dtype.type(0))
-            usual = loops is not None and partial.all()
-            values = with_zero if usual else xp.where(partial[:, None], with_zero, values)
-        spread = values
-        if loops is None or len(filled) < len(count):
-            side = blocks.data.shape[2 - line]
-            spread = xp.zeros((self._shape[1 - line] // side, side), values.dtype)
-            spread[filled] = values
-        vector = _narrow(spread.reshape(-1), self.dtype)
+        by_column = self._by_column(blocks, line)
+        arguments = name, blocks, by_column, self._block_shape[1], self.dtype, explicit
+        vector = self._backend.reduce_lines(*arguments)
         if self.dtype not in self._backend.foreign_dtypes:  # COO does not support it
             return self._line_result(vector, line)
         return self._sparse_vector(vector, line)
-
-    def _fold_blocks(self, name: str, data: Array, axis: int) -> Array:
-        """Reduce one axis of the blocks with ``maximum``, ``minimum``, ``fmax`` or ``fmin``."""
-        op = getattr(self._backend.xp, name)
-        if self._backend.loops is not None and data.shape[axis] <= SHORT:
-            return self._backend.loops.fold(op, data, axis)
-        if name in ("maximum", "minimum"):
-            return getattr(data, name[:3])(axis=axis)
-        return _fold(op, data if axis == 2 else data.swapaxes(1, 2))
-
-    def _by_lines(self, blocks: Blocks, axis: int) -> tuple[Array | None, Array]:
-        """Return the positions of the blocks by block column (axis 0) or block row (axis 1), and where each begins.
-
-        Blocks are stored by block rows, so that positions are None for axis 1.
-        """
-        if axis == 1:
-            return None, blocks.indptr
-        if self._backend.loops is not None:
-            found: tuple[Array, Array] = self._backend.loops.by_column(*blocks[1:], self._block_shape[1])
-            return found
-        xp = self._backend.xp
-        order = xp.argsort(blocks.indices, kind="stable")
-        bounds = xp.arange(self._block_shape[1] + 1, dtype=blocks.indices.dtype)
-        return order, xp.searchsorted(blocks.indices[order], bounds)
 
     def _sparse_vector(self, vector: Array, axis: int) -> Any:
         """Convert a dense vector to COO: one dimension for a `bsr_array`, a row or a column for a `bsr_matrix`."""
@@ -512,11 +446,3 @@ def _wide(x: Any) -> Any:
 
 def _narrow(x: Any, dtype: np.dtype[Any]) -> Any:
     return x if x.dtype == dtype else x.astype(dtype)
-
-
-def _fold(op: Any, x: Array) -> Array:
-    """Reduce the last axis with a binary function. It replaces numpy.nanmax, which warns if all values are NaN."""
-    best = x[..., 0]
-    for k in range(1, x.shape[-1]):
-        best = op(best, x[..., k])
-    return best

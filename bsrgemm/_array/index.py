@@ -55,13 +55,11 @@ class Indexing(Conversions):
             )
         return start // block, -(-stop // block)
 
-    def _in_window(self, window: tuple[int, int, int, int]) -> tuple[int, int, Array]:
-        """Return the range of the blocks in the rows of the window, and which of them are in its columns."""
-        top, bottom, left, right = window
-        _, indices, indptr = self._blocks
-        first, last = (int(v) for v in self._backend.to_host(indptr[[top, bottom]]))  # synchronize!
-        columns = indices[first:last]
-        return first, last, (columns >= left) & (columns < right)
+    def _in_rows(self, top: int, bottom: int) -> slice:
+        """Return the range of the blocks in some block rows."""
+        ends = self._blocks.indptr[top : bottom + 1 : max(bottom - top, 1)]
+        ends = self._backend.to_host(ends)  # synchronize!
+        return slice(int(ends[0]), int(ends[-1]))
 
     def __getitem__(self, key: Any) -> Self:
         """Return the sub-matrix of slices or index arrays that cover whole blocks, as BSR with values of its own.
@@ -75,15 +73,18 @@ class Indexing(Conversions):
         parts = self._pair(key)
         if any(is_index(part) for part in parts):
             return self._at(parts)
-        window = top, bottom, left, right = self._window(key)
-        first, last, inside = self._in_window(window)
-        data, indices, indptr = self._blocks
-        rows = Blocks(data[first:last], indices[first:last], indptr[top : bottom + 1] - indptr[top])
-        data, indices, indptr = structure.select_blocks(self._backend, rows, inside)
+        top, bottom, left, right = self._window(key)
+        (data, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
+        blocks = Blocks(data[own], indices[own], indptr[top : bottom + 1] - indptr[top])
+        if (left, right) == (0, self._block_shape[1]):
+            blocks = blocks._replace(data=blocks.data.copy(), indices=blocks.indices.copy())
+        else:
+            inside = (blocks.indices >= left) & (blocks.indices < right)
+            blocks = self._backend.select_blocks(blocks, inside)
+            blocks = blocks._replace(indices=(blocks.indices - left).astype(indices.dtype, copy=False))
         R, C = self.blocksize
-        indices = (indices - left).astype(indices.dtype, copy=False)
         return self._new(
-            Blocks(data, indices, indptr),
+            blocks,
             ((bottom - top) * R, (right - left) * C),
             canonical=self._known_canonical or None,
             sorted_=self._has_sorted_indices or None,
@@ -181,14 +182,13 @@ class Indexing(Conversions):
         position without a stored block raises ValueError. Duplicates of this matrix are added up first. Waits for the
         GPU.
         """
-        window = top, bottom, left, right = self._window(key)
+        top, bottom, left, right = self._window(key)
         R, C = self.blocksize
         shape = ((bottom - top) * R, (right - left) * C)
         xp = self._backend.xp
         self._make_canonical()
-        first, _, inside = self._in_window(window)
-        where = xp.flatnonzero(inside) + first  # synchronize!
-        _, indices, indptr = self._blocks
+        (_, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
+        where = xp.flatnonzero((indices[own] >= left) & (indices[own] < right)) + own.start  # synchronize!
         rows = self._backend.expand(indptr, len(indices))[where] - top
         cols = indices[where] - left
         value = self._assignable(value, "value")
@@ -341,7 +341,7 @@ class Indexing(Conversions):
 
         Notes
         -----
-        Waits for the GPU.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -350,29 +350,11 @@ class Indexing(Conversions):
         >>> A.diagonal(), A.diagonal(k=2)
         (array([0., 5.]), array([2., 7.]))
         """
-        M, N = self._shape
-        k = check_integer(k, "k")
-        loops = self._backend.loops
-        if loops is not None and -M < k < N:
-            found: Array | None = loops.diagonal(self._validated, self._shape, k)
-            if found is not None:
-                return found
-        xp = self._backend.xp
-        if k <= -M or k >= N:
-            return xp.empty(0, self.dtype)
-        out = xp.zeros(min(M + min(k, 0), N - max(k, 0)), self.dtype)
-        blocks, (R, C) = self._canonical(), self.blocksize
-        if loops is not None and R == C:
-            beside: Array = loops.diagonal_beside(blocks, self._block_shape, k)
-            return beside[max(0, -k) :][: len(out)]
-        rows = self._backend.expand(blocks.indptr, len(blocks.indices)).astype(np.int64, copy=False)
-        shift = blocks.indices.astype(np.int64, copy=False) * C - rows * R
-        crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
-        r, c = xp.arange(R)[:, None], xp.arange(C)
-        on = shift[crossing][:, None, None] + (c - r) == k
-        place = xp.broadcast_to(rows[crossing][:, None, None] * R + r, on.shape) + min(k, 0)
-        out[place[on]] = blocks.data[crossing][on]  # synchronize!
-        return out
+        (M, N), k = self._shape, check_integer(k, "k")
+        count = min(M + min(k, 0), N - max(k, 0))
+        if count <= 0 or not -M < k < N:
+            return self._backend.xp.empty(0, self.dtype)
+        return self._backend.diagonal(self._validated, self._block_shape[1], k, count, self._known_canonical)
 
     def trace(self, offset: int = 0) -> Any:
         """Return the sum of a diagonal.
@@ -389,7 +371,7 @@ class Indexing(Conversions):
 
         Notes
         -----
-        Waits for the GPU.
+        The call does not wait for the GPU.
 
         Examples
         --------
@@ -422,8 +404,8 @@ class Indexing(Conversions):
         Notes
         -----
         The values are cast to the dtype of this matrix. Duplicates of this matrix are added up. Waits for the GPU.
-        On the CPU the values are written into `data`, if all blocks of the diagonal are stored; otherwise the matrix
-        gets new arrays.
+        The values are written into `data` if all blocks of the diagonal are stored; otherwise the matrix gets new
+        arrays.
 
         Examples
         --------
@@ -446,34 +428,24 @@ class Indexing(Conversions):
         n = n if values.ndim == 0 else min(n, len(values))
         if n <= 0:
             return
-        values = xp.broadcast_to(values, (n,)) if values.ndim == 0 else values[:n]
-        step = xp.arange(n, dtype=np.int64)
-        row, col = step - min(k, 0), step + max(k, 0)
-        R, C = self.blocksize
-        wanted = (row // R) * self._block_shape[1] + col // C
-        if backend.loops is not None:
-            blocks = self._canonical()
-            crossed = structure.first_of_runs(backend, wanted)
-            at = backend.loops.positions(blocks, self._block_shape[1], row[crossed] // R, col[crossed] // C)
-            if bool((at >= 0).all()):  # all blocks on the diagonal are stored
-                block = np.repeat(at, np.diff(crossed, append=n))
-                if blocks.data is not self.data or not self.data.flags.writeable:
-                    self._replace(blocks._replace(data=blocks.data.copy()))
-                elif np.may_share_memory(values, self.data):
-                    values = values.copy()
-                self._before_writing()
-                self.data[block, row % R, col % C] = values
-                self.has_canonical_format = True
-                return
-        touched = structure.from_coo(
-            backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
-        )
-        data, _, indices, indptr = structure.align(backend, self._canonical(), touched, self._block_shape[1])
-        keys = structure.block_keys(backend, indices, indptr, self._block_shape[1])
-        block = xp.searchsorted(keys, wanted)
-        data[block, row % R, col % C] = values
-        index = self.indices.dtype
-        self._replace(Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False)))
+        values = values if values.ndim == 0 else values[:n]
+        blocks, block_cols = self._canonical(), self._block_shape[1]
+        if blocks.data is not self.data or not getattr(self.data.flags, "writeable", True):
+            self._replace(blocks._replace(data=blocks.data.copy()))
+            blocks = self._blocks
+        elif values.ndim and backend.overlap(values, self.data):
+            values = values.copy()
+        self._before_writing()
+        if not backend.set_diagonal(blocks, block_cols, k, values, n):
+            row, col = structure.diagonal_places(backend, k, n)
+            touched = structure.from_coo(
+                backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
+            )
+            data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
+            index = self.indices.dtype
+            blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
+            backend.set_diagonal(blocks, block_cols, k, values, n)
+            self._replace(blocks)
         self.has_canonical_format = True
 
     def nonzero(self) -> tuple[Array, Array]:

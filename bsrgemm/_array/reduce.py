@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .._backend import structure
 from .._backend.base import Array, Blocks
 from .._backend.loops import real_parts
 from .._backend.registry import target
 from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, accumulator_dtype, check_dtype
 from .base import BsrBase, no_bsr
-from .extremes import SHORT, Extremes, axis_of
+from .extremes import Extremes, axis_of
 
 _INT32_MAX = np.iinfo(np.int32).max
 
@@ -60,8 +59,8 @@ class Reductions(Extremes):
 
         Notes
         -----
-        16-bit floats are summed in float32 and rounded once. With an axis the call waits for the GPU; without one it
-        waits if the matrix is not yet known to be in canonical format.
+        16-bit floats are summed in float32 and rounded once. On the GPU the call waits if the matrix is not yet known
+        to be in canonical format.
 
         Examples
         --------
@@ -88,19 +87,10 @@ class Reductions(Extremes):
 
     def _sum_lines(self, axis: int, acc: np.dtype[Any]) -> Array:
         """Add up each column (axis 0) or row (axis 1) in `acc`."""
-        loops = self._backend.loops
-        if loops is not None:
-            blocks = self._summands
-            data = self._cast_for_sum(blocks.data, acc).astype(acc, copy=False)
-            sums = loops.add_blocks(blocks._replace(data=data), self._block_shape[1], axis)
-            if sums is not None:
-                short = sums.shape[1 + axis] <= SHORT
-                lines = loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis)
-                return lines.reshape(-1)
-        blocks, lines, _ = self._lines(axis)
-        within = self._cast_for_sum(blocks.data, acc).sum(axis=2, dtype=acc)
-        filled, values = self._reduce_lines("add", blocks, within)
-        return self._dense_lines(blocks, filled, values, lines)
+        blocks = self._summands
+        by_column = self._by_column(blocks, axis)
+        blocks = blocks._replace(data=self._cast_for_sum(blocks.data, acc))
+        return self._backend.reduce_lines("add", blocks, by_column, self._block_shape[1], acc)
 
     def _deliver(self, result: Any, out: Array | None, shape: tuple[int, ...]) -> Any:
         """Return `result`, or write it to `out` and return `out`."""
@@ -154,8 +144,7 @@ class Reductions(Extremes):
         Notes
         -----
         Elements that are not stored count as zeros. Integers and booleans are summed in float64, 16-bit floats in
-        float32. With an axis the call waits for the GPU; without one it waits if the matrix is not yet known to be in
-        canonical format.
+        float32. On the GPU the call waits if the matrix is not yet known to be in canonical format.
 
         Examples
         --------
@@ -209,19 +198,12 @@ class Reductions(Extremes):
         xp = self._backend.xp
         if line is None:
             data = self._canonical().data
-            if self._backend.loops is not None and data.dtype != BFLOAT16:
-                return int(np.count_nonzero(data))
-            return int(xp.count_nonzero(data != 0))  # synchronize!
-        if self._backend.loops is not None:
-            blocks = self._canonical()
-            stored = (blocks.data != 0).astype(np.int32 if max(self._shape) < _INT32_MAX else np.int64)
-            sums = self._backend.loops.add_blocks(blocks._replace(data=stored), self._block_shape[1], line)
-            if sums is not None:
-                return sums.sum(axis=1 + line).reshape(-1)
-        blocks, lines, _ = self._lines(line)
-        within = (blocks.data != 0).sum(axis=2)
-        filled, values = self._reduce_lines("add", blocks, within)
-        return self._dense_lines(blocks, filled, values, lines)
+            return int(xp.count_nonzero(data != 0 if data.dtype == BFLOAT16 else data))  # synchronize!
+        blocks = self._canonical()
+        by_column = self._by_column(blocks, line)
+        few = self._backend.loops is not None and max(self._shape) < _INT32_MAX
+        dtype = np.dtype(np.int32 if few else np.int64)
+        return self._backend.reduce_lines("count", blocks, by_column, self._block_shape[1], dtype)
 
 
 _FROBENIUS = (None, "fro", "f")
@@ -376,55 +358,22 @@ def _sum_over_lines(A: BsrBase, blocks: Blocks, axis: int, values: Array, dtype:
         sums = A._backend.loops.add_blocks(stored, A._block_shape[1], axis)
         if sums is not None:
             return sums.sum(axis=1 + axis).reshape(-1)
-    lines, starts, order = _group(A, blocks, axis)
-    within = values.sum(axis=1 + axis)
-    return _spread(A, axis, lines, A._backend.segment_reduce("add", within, order, starts))
+    by_column = A._by_column(blocks, axis)
+    return A._backend.reduce_lines("add", blocks._replace(data=values), by_column, A._block_shape[1], dtype)
 
 
 def _line_extremes(A: BsrBase, axis: int, largest: bool) -> Array:
     """Return the largest or smallest absolute value of each column or row; elements that are not stored are 0."""
-    xp = A._backend.xp
     if not A._shape[axis]:
         raise ValueError(f"A: {'columns' if axis == 0 else 'rows'} of shape {A._shape} have no elements to compare")
     blocks = A._canonical()
     data = blocks.data.astype(np.float32) if A.dtype == BFLOAT16 else blocks.data
     values = data if A.dtype == BOOL else abs(data)
-    within = (values.max if largest else values.min)(axis=1 + axis)
-    lines, starts, order = _group(A, blocks, axis)
-    best = A._backend.segment_reduce("maximum" if largest else "minimum", within, order, starts)
-    if not largest:
-        ends = xp.concatenate([starts[1:], xp.full(min(1, len(starts)), len(blocks.indices), starts.dtype)])
-        partial = (ends - starts) * blocks.data.shape[1 + axis] < A._shape[axis]
-        best = xp.where(partial[:, None], xp.minimum(best, best.dtype.type(0)), best)
-    return _spread(A, axis, lines, best).astype(_real(A.dtype), copy=False)
-
-
-def _group(A: BsrBase, blocks: Blocks, axis: int) -> tuple[Array, Array, Array | None]:
-    """Group the blocks by block column (axis 0) or block row (axis 1).
-
-    Returns the columns or rows that have blocks, the start of each group, and the order of the blocks that groups them;
-    the order is None if the blocks are stored in it.
-    """
-    backend, xp = A._backend, A._backend.xp
-    order = None
-    if axis == 1:
-        keys = backend.expand(blocks.indptr, len(blocks.indices))
-    else:
-        if backend.loops is not None:
-            order = backend.loops.by_column(blocks.indices, blocks.indptr, A._block_shape[1])[0]
-        else:
-            order = xp.argsort(blocks.indices, kind="stable")
-        keys = blocks.indices[order]
-    starts = structure.first_of_runs(backend, keys)  # synchronize!
-    return keys[starts], starts, order
-
-
-def _spread(A: BsrBase, axis: int, lines: Array, values: Array) -> Array:
-    """Return a vector with the values of some block columns or block rows and zeros for all others."""
-    side = 1 - axis
-    out = A._backend.xp.zeros((A._block_shape[side], A.blocksize[side]), values.dtype)
-    out[lines] = values
-    return out.reshape(-1)
+    by_column = A._by_column(blocks, axis)
+    blocks = blocks._replace(data=values)
+    name = "maximum" if largest else "minimum"
+    best = A._backend.reduce_lines(name, blocks, by_column, A._block_shape[1], values.dtype)
+    return best.astype(_real(A.dtype), copy=False)
 
 
 # -------------------------------------------------------------------------------------------- dtypes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -59,6 +60,21 @@ class Csr(NamedTuple):
     indptr: Any
 
 
+class PatternFacts(NamedTuple):
+    """What tells whether index arrays are valid; see `structure.check_values`."""
+
+    #: The first and the last entry of `indptr`, and whether it falls anywhere.
+    start: int
+    stop: int
+    falls: bool
+    #: The least and the largest of the indices; 0 if there are none.
+    low: int
+    high: int
+    #: Whether the indices of each row are in order, and without duplicates; None if that was not looked at.
+    in_order: bool | None = None
+    canonical: bool | None = None
+
+
 class ConjugateVectors(NamedTuple):
     """The vectors (n,) of conjugate gradients: the solution, its residual, the direction, and ``q = A @ p``."""
 
@@ -66,6 +82,10 @@ class ConjugateVectors(NamedTuple):
     r: Any
     p: Any
     q: Any
+
+
+#: Makes the list of blocks by block column, see `Backend.by_column`, when it is needed.
+ListMaker = Callable[[], tuple[Any, Any]]
 
 
 class Backend(ABC):
@@ -102,6 +122,13 @@ class Backend(ABC):
     @abstractmethod
     def bases(self, is_array: bool) -> tuple[type, ...]:
         """Return the base classes by which the library of this backend recognises a sparse array or matrix."""
+
+    def foreign(self, cls: Any, arrays: Any, shape: tuple[int, ...]) -> Any:
+        """Return a matrix in CSR, CSC or COO of valid arrays, as its constructor takes them.
+
+        On the GPU it is made without the check of the constructor, which waits, where cupyx can do so.
+        """
+        return cls(arrays, shape=shape)
 
     @abstractmethod
     def is_dense(self, x: Any) -> bool:
@@ -195,6 +222,80 @@ class Backend(ABC):
         float32 and rounded once.
         """
 
+    @abstractmethod
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        """Return what tells whether index arrays are valid. Waits for the GPU once."""
+
+    @abstractmethod
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        """Tell whether the indices of each row are in order; `strictly` also excludes duplicates. Waits for the GPU."""
+
+    @abstractmethod
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        """Return the `count` elements ``A[i, i + k]`` that lie in the matrix; duplicates are added up in order.
+
+        With `canonical` the caller knows that the blocks are in canonical format.
+        """
+
+    @abstractmethod
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        """Return blocks (i, i), transposed if `turned`, and whether each is stored; duplicates are added up."""
+
+    @abstractmethod
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        """Write ``A[i, i + k] = values[i]`` for i below `count`, or one number, into blocks in canonical format.
+
+        False, and nothing is written, if one of these blocks is not stored. Waits for the GPU.
+        """
+
+    @abstractmethod
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero.
+
+        Both matrices are in canonical format; with `same` the caller knows that they have the same pattern.
+        """
+
+    @abstractmethod
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
+
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+    ) -> Blocks | None:
+        """Return a valid matrix in CSR, whose rows are in order, as blocks in canonical format.
+
+        Duplicates are added up; with `unique` there are none. None if there is no kernel for the dtype or for so large
+        blocks. Waits for the GPU.
+        """
+        return None
+
+    @abstractmethod
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
+
+    @abstractmethod
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        """Reduce the elements of each row, or of each column if `by_column` makes the list of their blocks.
+
+        `op` is "add", "count" (of elements other than zero), "maximum", "minimum", "fmax" or "fmin", and `dtype` that
+        of the result, in which elements are added. Elements that are not stored join an extreme as 0, unless
+        `only_stored`. Lines without stored elements are 0.
+        """
+
+    def kept(self, known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        """Return an entry of a dictionary, which is made if it is new, for the current stream of work."""
+        if key not in known:
+            known[key] = make()
+        return known[key]
+
     def safe_ratio(self, a: Array, b: Array) -> Array:
         """Return ``a / b``, and 0 where b is 0."""
         zero = b == 0
@@ -251,16 +352,23 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted."""
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
+        """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted.
+
+        On a device `by_column` may know the list of the blocks by block column.
+        """
 
     @abstractmethod
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         """Return (data, indices, indptr) in CSR, with index arrays of `dtype`.
 
         The result has every element of each stored block. Blocks keep their order within a block row, and duplicates
-        are kept.
+        are kept. It shares no memory with the blocks.
         """
+
+    @abstractmethod
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
 
 
 Engine = TypeVar("Engine")

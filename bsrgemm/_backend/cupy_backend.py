@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ from .._kernels import graphs, jit, workspace
 from .._kernels.element_types import element
 from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
-from . import dlpack, structure
+from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors
+from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -119,6 +120,16 @@ class CupyBackend(Backend):
     def bases(self, is_array: bool) -> tuple[type, ...]:
         return (cupyx_base._spbase, cupyx_base.sparray if is_array else cupyx_base.spmatrix)
 
+    def foreign(self, cls: Any, arrays: Any, shape: tuple[int, ...]) -> Any:
+        unchecked = getattr(cls, "_from_parts", None)
+        parts = arrays if len(arrays) == 3 else (arrays[0], *arrays[1])
+        narrowed = not issubclass(cls, cupyx_base.sparray) and parts[-1].dtype == np.int64
+        if unchecked is None or narrowed:
+            return cls(arrays, shape=shape)
+        if len(shape) == 1:  # a vector is kept as a row
+            parts = (parts[0], cupy.zeros_like(parts[1]), parts[1])
+        return unchecked(*parts, shape=shape)
+
     def is_dense(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)
 
@@ -186,6 +197,52 @@ class CupyBackend(Backend):
         run(config, config.grid(segments), args)
         return out
 
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        return device_arrays.inspect(indices, indptr)
+
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        facts = device_arrays.inspect(indices, indptr)
+        return bool(facts.canonical if strictly else facts.in_order)
+
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        return device_arrays.diagonal(blocks, k, count, canonical)
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        return device_arrays.diagonal_blocks(blocks, count, canonical, turned)
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        return device_arrays.set_diagonal(blocks, k, values, count)
+
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same)
+        return structure.combine(self, op, a, b, block_cols) if found is None else found
+
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        return device_arrays.select_blocks(blocks, keep)
+
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+    ) -> Blocks | None:
+        return device_arrays.blocks_of_csr(csr, shape, blocksize, unique)
+
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        order, begins = structure.by_column(self, indices, block_cols)
+        return order.astype(indices.dtype, copy=False), begins.astype(indices.dtype, copy=False)
+
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        return device_arrays.reduce_lines(op, blocks, by_column, block_cols, dtype, only_stored)
+
+    def kept(self, known: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        return workspace.kept_in(known, key, make).get()
+
     def safe_ratio(self, a: Array, b: Array) -> Array:
         return _SAFE_RATIO(a, b) if a.dtype == b.dtype else super().safe_ratio(a, b)
 
@@ -229,8 +286,12 @@ class CupyBackend(Backend):
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks  # reading the values would wait for the GPU; the kernels clamp indices instead
 
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
-        return structure.transpose(self, blocks, block_cols)
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
+        lists = self.by_column(*blocks[1:], block_cols) if by_column is None else by_column()
+        return device_arrays.transpose(blocks, lists)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-        return structure.to_csr(self, blocks, dtype)
+        return device_arrays.to_csr(blocks, block_cols, dtype)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        return device_arrays.to_coo(blocks, block_cols, dtype)

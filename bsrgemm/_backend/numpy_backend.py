@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,11 +13,15 @@ import scipy.sparse
 from scipy._lib._sparse import SparseABC
 from scipy.sparse import _sparsetools
 
-from ..dtypes import BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
+from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from . import dlpack, structure
-from .base import Array, Backend, Blocks
+from .base import Array, Backend, Blocks, ListMaker, PatternFacts
 from .loops import HostLoops
 
+#: Blocks of at most this many elements along an axis are reduced one element after the other.
+SHORT = 12
+#: Blocks of a block row are compared with each other first if they have this many elements.
+_LARGE = 1024
 #: Rows of at most this many elements are reduced column by column.
 _SHORT = 16
 #: The results of checks of index arrays with at most this many elements are remembered, for so many patterns.
@@ -119,8 +124,107 @@ class NumpyBackend(Backend):
             return blocks
         return Blocks(data, indices, indptr)
 
+    def inspect(self, indices: Array, indptr: Array) -> PatternFacts:
+        return structure.inspect(self, indices, indptr)
+
     # ------------------------------------------------- SciPy's compiled loops instead of sorts
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+    def is_sorted(self, indices: Array, indptr: Array, *, strictly: bool) -> bool:
+        if strictly and len(indices) > 1 and indices.dtype == indptr.dtype:
+            return bool(self.loops.is_canonical(indices, indptr))
+        return structure.is_sorted(self, indices, indptr, strictly=strictly)
+
+    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        found = self.loops.combine(op.__name__, a, b, block_cols)
+        return structure.combine(self, op, a, b, block_cols) if found is None else found
+
+    def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
+        return structure.select_blocks(self, blocks, keep)
+
+    def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = self.loops.by_column(indices, indptr, block_cols)
+        return found
+
+    def reduce_lines(
+        self,
+        op: str,
+        blocks: Blocks,
+        by_column: ListMaker | None,
+        block_cols: int,
+        dtype: np.dtype[Any],
+        only_stored: bool = False,
+    ) -> Array:
+        axis, data = 1 if by_column is None else 0, blocks.data
+        if op in ("add", "count"):
+            stored = data != 0 if op == "count" else data
+            sums = self.loops.add_blocks(blocks._replace(data=stored.astype(dtype, copy=False)), block_cols, axis)
+            if sums is None:
+                return structure.reduce_lines(self, op, blocks, by_column, block_cols, dtype, only_stored)
+            short = sums.shape[1 + axis] <= SHORT
+            return (self.loops.fold(np.add, sums, 1 + axis) if short else sums.sum(axis=1 + axis)).reshape(-1)
+        function, (_, R, C) = getattr(np, op), data.shape
+        data = data.astype(np.float32) if data.dtype == BFLOAT16 else data
+        order, begins = (None, blocks.indptr) if by_column is None else by_column()
+        count = np.diff(begins)
+        filled = np.flatnonzero(count > 0)
+        if axis == 1 and R * C >= _LARGE:
+            values = self._folded(op, self.loops.merge_rows(function, data, begins[filled]), 2)
+        else:
+            values = self.segment_reduce(op, self._folded(op, data, 1 + axis), order, begins[filled])
+        if not only_stored:
+            width, length = (C, block_cols * C) if axis == 1 else (R, (len(blocks.indptr) - 1) * R)
+            partial = count[filled] * width < length
+            with_zero = function(values, values.dtype.type(0))
+            values = with_zero if partial.all() else np.where(partial[:, None], with_zero, values)
+        if len(filled) < len(count):
+            spread = np.zeros((len(count), R if axis == 1 else C), values.dtype)
+            spread[filled] = values
+            values = spread
+        return values.reshape(-1).astype(dtype, copy=False)
+
+    def _folded(self, op: str, data: Array, axis: int) -> Array:
+        """Reduce one axis of the blocks to their extremes."""
+        if data.shape[axis] <= SHORT:
+            found: Array = self.loops.fold(getattr(np, op), data, axis)
+            return found
+        return structure.fold(self, op, data, axis)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        found: tuple[Array, Array] = self.loops.to_coo(blocks, dtype)
+        return found
+
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+        (_, R, C), block_rows = blocks.data.shape, len(blocks.indptr) - 1
+        found: Array | None = self.loops.diagonal(blocks, (block_rows * R, block_cols * C), k)
+        if found is not None:
+            return found
+        if R != C:
+            return structure.diagonal(self, blocks, block_cols, k, count, False)
+        if not self.loops.is_canonical(blocks.indices, blocks.indptr):
+            blocks = structure.sum_duplicates(self, blocks, block_cols)
+        beside: Array = self.loops.diagonal_beside(blocks, (block_rows, block_cols), k)
+        return beside[max(0, -k) :][:count]
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
+        data, indices, _ = blocks
+        every = np.arange(count, dtype=indices.dtype)
+        place = self.loops.unique_positions(blocks, max(count, 1), every, every) if count else None
+        if place is None:
+            return structure.diagonal_blocks(self, blocks, count, turned)
+        stored, out = place >= 0, np.zeros((count, *data.shape[1:]), data.dtype)
+        out[stored] = data[place[stored]]
+        return (np.ascontiguousarray(out.transpose(0, 2, 1)) if turned else out), stored
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+        row, col = structure.diagonal_places(self, k, count)
+        _, R, C = blocks.data.shape
+        crossed = structure.first_of_runs(self, (row // R) * block_cols + col // C)
+        at = self.loops.positions(blocks, block_cols, row[crossed] // R, col[crossed] // C)
+        if bool((at < 0).any()):
+            return False
+        blocks.data[np.repeat(at, np.diff(crossed, append=count)), row % R, col % C] = values
+        return True
+
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: Any = None) -> Blocks:
         data, indices, indptr = self.validated(blocks, len(blocks.indptr) - 1, block_cols)
         n, R, C = data.shape
         out = np.empty((n, C, R), data.dtype)

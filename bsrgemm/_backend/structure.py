@@ -6,11 +6,13 @@ marked ``# synchronize!`` waits for the GPU if the arrays are on the GPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from .base import Array, Backend, Blocks
+from ..dtypes import BFLOAT16, accumulator_dtype, result_dtype
+from .base import Array, Backend, Blocks, ListMaker, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
 
@@ -51,8 +53,6 @@ def is_sorted(backend: Backend, indices: Array, indptr: Array, *, strictly: bool
     """Tell whether the column indices of each row are in order; `strictly` also excludes duplicates."""
     if len(indices) < 2:
         return True
-    if strictly and backend.loops is not None and indices.dtype == indptr.dtype:
-        return bool(backend.loops.is_canonical(indices, indptr))
     rows = backend.expand(indptr, len(indices))
     bad = indices[1:] <= indices[:-1] if strictly else indices[1:] < indices[:-1]
     return not bool((bad & (rows[1:] == rows[:-1])).any())  # synchronize!
@@ -112,12 +112,112 @@ def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
     )
 
 
+# ---------------------------------------------------------------------------- rows and columns
+def by_column(backend: Backend, indices: Array, block_cols: int) -> tuple[Array, Array]:
+    """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
+    xp = backend.xp
+    order = xp.argsort(indices, kind="stable")
+    return order, xp.searchsorted(indices[order], xp.arange(block_cols + 1, dtype=indices.dtype))
+
+
+def reduce_lines(
+    backend: Backend,
+    op: str,
+    blocks: Blocks,
+    by_column: ListMaker | None,
+    block_cols: int,
+    dtype: np.dtype[Any],
+    only_stored: bool = False,
+) -> Array:
+    """Reduce the elements of each row, or of each column if `by_column` makes the list of their blocks."""
+    xp, axis = backend.xp, 1 if by_column is None else 0
+    data = blocks.data.astype(np.float32) if blocks.data.dtype == BFLOAT16 else blocks.data
+    acc = accumulator_dtype(dtype) if op in ("add", "count") else data.dtype
+    if op == "count":
+        within = (data != 0).sum(axis=1 + axis, dtype=acc)
+    elif op == "add":
+        within = data.sum(axis=1 + axis, dtype=acc)
+    else:
+        within = fold(backend, op, data, 1 + axis)
+    order, begins = (None, blocks.indptr) if by_column is None else by_column()
+    count = xp.diff(begins)
+    filled = xp.flatnonzero(count > 0)  # synchronize!
+    values = backend.segment_reduce("add" if op == "count" else op, within, order, begins[filled])
+    side, width = data.shape[2 - axis], data.shape[1 + axis]
+    if op not in ("add", "count") and not only_stored:
+        length = block_cols * width if axis == 1 else (len(blocks.indptr) - 1) * width
+        with_zero = getattr(xp, op)(values, values.dtype.type(0))
+        values = xp.where((count[filled] * width < length)[:, None], with_zero, values)
+    out = xp.zeros((len(count), side), values.dtype)
+    out[filled] = values
+    return out.reshape(-1).astype(dtype, copy=False)
+
+
+def fold(backend: Backend, op: str, data: Array, axis: int) -> Array:
+    """Reduce one axis of the blocks with ``maximum``, ``minimum``, ``fmax`` or ``fmin``."""
+    if op in ("maximum", "minimum"):
+        return getattr(data, op[:3])(axis=axis)
+    values = data if axis == 2 else data.swapaxes(1, 2)
+    best, function = values[..., 0], getattr(backend.xp, op)
+    for k in range(1, values.shape[-1]):  # numpy.nanmax warns if all values are NaN
+        best = function(best, values[..., k])
+    return best
+
+
+# ----------------------------------------------------------------------------------- diagonals
+def diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
+    """Return the `count` elements ``A[i, i + k]`` that lie in the matrix."""
+    if not canonical and not backend.is_sorted(blocks.indices, blocks.indptr, strictly=True):
+        blocks = sum_duplicates(backend, blocks, block_cols)
+    data, indices, indptr = blocks
+    xp, (_, R, C) = backend.xp, data.shape
+    out = xp.zeros(count, data.dtype)
+    rows = backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
+    shift = indices.astype(np.int64, copy=False) * C - rows * R
+    crossing = xp.flatnonzero((shift - (R - 1) <= k) & (k <= shift + C - 1))  # synchronize!
+    r, c = xp.arange(R)[:, None], xp.arange(C)
+    on = shift[crossing][:, None, None] + (c - r) == k
+    place = xp.broadcast_to(rows[crossing][:, None, None] * R + r, on.shape) + min(k, 0)
+    out[place[on]] = data[crossing][on]  # synchronize!
+    return out
+
+
+def diagonal_blocks(backend: Backend, blocks: Blocks, count: int, turned: bool) -> tuple[Array, Array]:
+    """Return blocks (i, i), transposed if `turned`, and whether each is stored."""
+    (data, indices, indptr), xp = blocks, backend.xp
+    rows = backend.expand(indptr, len(indices))
+    on = xp.flatnonzero(rows == indices)  # synchronize!
+    rows = rows[on]
+    starts = first_of_runs(backend, rows)
+    rows = rows[starts]
+    out, stored = xp.zeros((count, *data.shape[1:]), data.dtype), xp.zeros(count, np.bool_)
+    out[rows] = backend.segment_reduce("add", data, on, starts)
+    stored[rows] = True
+    return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if turned else out), stored
+
+
+def set_diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
+    """Write a diagonal into blocks in canonical format; False if one of them is not stored."""
+    (data, indices, indptr), xp = blocks, backend.xp
+    row, col = diagonal_places(backend, k, count)
+    _, R, C = data.shape
+    keys, wanted = block_keys(backend, indices, indptr, block_cols), (row // R) * block_cols + col // C
+    block = xp.searchsorted(keys, wanted)
+    if not len(keys) or not bool((keys[xp.minimum(block, len(keys) - 1)] == wanted).all()):  # synchronize!
+        return False
+    data[block, row % R, col % C] = values
+    return True
+
+
+def diagonal_places(backend: Backend, k: int, count: int) -> tuple[Array, Array]:
+    """Return the rows and the columns of the first `count` elements of a diagonal."""
+    step = backend.xp.arange(count, dtype=np.int64)
+    return step - min(k, 0), step + max(k, 0)
+
+
 # ------------------------------------------------------------------------------- other formats
 def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
-    if backend.loops is not None:
-        found: tuple[Array, Array] = backend.loops.to_coo(blocks, dtype)
-        return found
     data, indices, indptr = blocks
     xp = backend.xp
     n, R, C = data.shape
@@ -137,7 +237,7 @@ def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Arra
     new_indptr = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(per_row, dtype=dtype)])
     if R == 1:  # blocks of one row are stored in the order of CSR already
         col = indices.astype(dtype, copy=False)[:, None] * C + xp.arange(C, dtype=dtype)
-        return data.reshape(-1), col.reshape(-1), new_indptr
+        return data.reshape(-1).copy(), col.reshape(-1), new_indptr
     rows = backend.expand(indptr, n)
     first = indptr[rows].astype(np.int64, copy=False)  # the first block in the row of each block
     width = counts[rows].astype(np.int64, copy=False) * C
@@ -237,6 +337,16 @@ def align(backend: Backend, a: Blocks, b: Blocks, block_cols: int) -> tuple[Arra
     return (*spread, *keys_to_index(backend, keys, len(a.indptr) - 1, block_cols, dtype))
 
 
+def combine(backend: Backend, op: Callable[[Array, Array], Array], a: Blocks, b: Blocks, block_cols: int) -> Blocks:
+    """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero."""
+    left, right, indices, indptr = align(backend, a, b, block_cols)
+    if BFLOAT16 in (left.dtype, right.dtype) and left.dtype != right.dtype:  # NumPy promotes all others by itself
+        dtype = result_dtype(left.dtype, right.dtype)
+        left, right = left.astype(dtype), right.astype(dtype)
+    data = op(left, right)
+    return select_blocks(backend, Blocks(data, indices, indptr), nonzero_blocks(backend, data))
+
+
 # -------------------------------------------------------------------------------------- checks
 def way_to_divide(shape: tuple[int, int], blocksize: tuple[int, int]) -> str:
     """Say what to do where a block size does not divide a shape.
@@ -287,13 +397,8 @@ def check_arrays(data: Array, indices: Array, indptr: Array, shape: tuple[int, i
         )
 
 
-def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> int:
-    """Return the number of blocks; raise ValueError unless the index arrays are valid.
-
-    `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
-    Messages call the indices `what`.
-    The five values that the check needs are copied to the host together, so that it waits for the GPU once.
-    """
+def inspect(backend: Backend, indices: Array, indptr: Array) -> PatternFacts:
+    """Return what tells whether index arrays are valid: five values, which are copied to the host together."""
     xp = backend.xp
     edge = xp.zeros(1, np.int64)
     # A difference could overflow, and pass for a rise.
@@ -302,14 +407,30 @@ def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: in
     low, high = (used.min(), used.max()) if len(used) else (edge[0], edge[0])
     parts = [xp.asarray(v).astype(np.int64).reshape(1) for v in (indptr[0], indptr[-1], fall, low, high)]
     start, stop, fall, low, high = (int(v) for v in backend.to_host(xp.concatenate(parts)))  # synchronize!
-    if start != 0:
-        raise ValueError(f"indptr: index pointer should start with 0, got {start}")
-    if fall:
+    return PatternFacts(start, stop, bool(fall), low, high)
+
+
+def check_values(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> int:
+    """Return the number of blocks; raise ValueError unless the index arrays are valid. See `checked`."""
+    return checked(backend, indices, indptr, block_cols, what).stop
+
+
+def checked(backend: Backend, indices: Array, indptr: Array, block_cols: int, what: str = "column") -> PatternFacts:
+    """Return what is known of index arrays; raise ValueError unless they are valid.
+
+    `indptr` must start at 0, never decrease and end at or before the end of `indices`; `indices` must be in range.
+    Messages call the indices `what`. Waits for the GPU once.
+    """
+    facts = backend.inspect(indices, indptr)
+    if facts.start != 0:
+        raise ValueError(f"indptr: index pointer should start with 0, got {facts.start}")
+    if facts.falls:
         raise ValueError("indptr: index pointer values must form a non-decreasing sequence")
-    if stop > len(indices):
-        raise ValueError(f"indptr: last value {stop} should be at most the size of indices and data, {len(indices)}")
-    if len(used) and high >= block_cols:
-        raise ValueError(f"indices: {what} index values must be < {block_cols} (now max {high})")
-    if len(used) and low < 0:
-        raise ValueError(f"indices: {what} index values must be >= 0 (now min {low})")
-    return stop
+    count = len(indices)
+    if facts.stop > count:
+        raise ValueError(f"indptr: last value {facts.stop} should be at most the size of indices and data, {count}")
+    if count and facts.high >= block_cols:
+        raise ValueError(f"indices: {what} index values must be < {block_cols} (now max {facts.high})")
+    if count and facts.low < 0:
+        raise ValueError(f"indices: {what} index values must be >= 0 (now min {facts.low})")
+    return facts

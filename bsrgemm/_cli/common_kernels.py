@@ -16,7 +16,18 @@ from .._attention.choose import choose
 from .._attention.decode_kernel import Decode, KvAppend
 from .._attention.forward import PLAIN
 from .._attention.forward import Problem as AttentionProblem
-from .._backend.array_kernels import Expand, segment, vector_steps_of
+from .._backend.array_kernels import (
+    MOVED,
+    BlockElements,
+    CheckPattern,
+    Diagonal,
+    Expand,
+    MergePatterns,
+    combine_blocks,
+    reduce_lines,
+    segment,
+    vector_steps_of,
+)  # fmt: skip
 from .._kernels import element_types
 from .._kernels.card import Card
 from .._products.call import Problem
@@ -48,9 +59,14 @@ def common_kernels(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
     yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
     yield from map(RowMatching, ("overlaps", "match_rows"))
     yield from Rearrange.every(())
+    yield from (CheckPattern(index), MergePatterns(False, index), MergePatterns(True, index))
     yield from (SpgemmPattern(entry, index) for entry in SpgemmPattern.entries)
     for dtype in dtypes:
         yield segment(dtype, "add", 1, 1)
+        yield from (combine_blocks(name, dtype, index) for name in ("add", "sub", "mul"))
+        yield Diagonal.reading("kElements", dtype, index)
+        yield BlockElements("kCsr", MOVED[dtype.itemsize], index, index)
+        yield from (reduce_lines("add", dtype, accumulator_dtype(dtype), length, index) for length in (16, 256))
         yield from vector_steps_of(dtype)
         yield from _products(arch, dtype)
         yield from _attention(arch, dtype)

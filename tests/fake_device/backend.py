@@ -15,7 +15,7 @@ from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
 from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, AppendEngine, HostAppend
 from bsrgemm._backend import dlpack, registry, structure
-from bsrgemm._backend.base import Backend, Blocks
+from bsrgemm._backend.base import Backend, Blocks, PatternFacts
 from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host as products_host
@@ -246,11 +246,41 @@ class FakeBackend(Backend):
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks
 
-    def transpose(self, blocks: Blocks, block_cols: int) -> Blocks:
+    def transpose(self, blocks: Blocks, block_cols: int, by_column: Any = None) -> Blocks:
         return structure.transpose(self, blocks, block_cols)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
         return structure.to_csr(self, blocks, dtype)
+
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        return structure.to_coo(self, blocks, dtype)
+
+    def inspect(self, indices: Any, indptr: Any) -> PatternFacts:
+        return structure.inspect(self, indices, indptr)
+
+    def is_sorted(self, indices: Any, indptr: Any, *, strictly: bool) -> bool:
+        return structure.is_sorted(self, indices, indptr, strictly=strictly)
+
+    def combine(self, op: Any, a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+        return structure.combine(self, op, a, b, block_cols)
+
+    def select_blocks(self, blocks: Blocks, keep: Any) -> Blocks:
+        return structure.select_blocks(self, blocks, keep)
+
+    def by_column(self, indices: Any, indptr: Any, block_cols: int) -> tuple[Any, Any]:
+        return structure.by_column(self, indices, block_cols)
+
+    def reduce_lines(self, *args: Any) -> Any:
+        return structure.reduce_lines(self, *args)
+
+    def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Any:
+        return structure.diagonal(self, blocks, block_cols, k, count, canonical)
+
+    def diagonal_blocks(self, blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Any, Any]:
+        return structure.diagonal_blocks(self, blocks, count, turned)
+
+    def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Any, count: int) -> bool:
+        return structure.set_diagonal(self, blocks, block_cols, k, values, count)
 
 
 class FakeProducts(ProductEngine):

@@ -1,8 +1,14 @@
-"""All that is promised of the kernels of single arrays, expand and segment, and of spgemm_simt, which adds up pairs."""
+"""All that is promised of the kernels of arrays and patterns, and of spgemm_simt, which adds up pairs.
+
+What a kernel returns is compared with the function of the same name in `structure`, on the host.
+"""
 
 from __future__ import annotations
 
 import itertools
+import operator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,8 +16,12 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._backend import array_kernels, registry
+import bsrgemm as bg
+from bsrgemm._backend import array_kernels, device_arrays, registry, structure
+from bsrgemm._backend.base import Blocks, Csr
+from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import cuda as products_cuda
+from bsrgemm.dtypes import BFLOAT16
 
 from ..devices import Device
 from .products import F64, exact, few_ctas, numbers
@@ -127,3 +137,426 @@ def test_loops_go_on_beyond_a_small_grid(most: int, device: Device, rng: np.rand
         bounds = np.concatenate([[0], np.cumsum(lengths)])
         got = device.asnumpy(registry.cuda().expand(device.asarray(bounds), int(bounds[-1])))
         np.testing.assert_array_equal(got, np.repeat(np.arange(2000), lengths))
+
+
+# ------------------------------------------------------------------------------- diagonal
+#: Block rows of a pattern with duplicates, out of order, with empty rows and one long row.
+_SCATTERED = ([0, 3, 3, 8, 9, 20], [2, 0, 2, 3, 1, 3, 0, 3, 4, *([1, 4, 3, 0, 4, 2, 4, 1, 4, 0, 3])])
+#: One in canonical format.
+_ORDERED = ([0, 3, 3, 5, 6, 11], [0, 2, 3, 1, 2, 5, 0, 1, 2, 3, 4])
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_BLOCKS = [(3, 3), (2, 3), (1, 1), (5, 2)]
+
+
+def stored(
+    rng: np.random.Generator, pattern: tuple[list[int], list[int]], blocksize: tuple[int, int], dtype: Any, index: Any
+) -> Blocks:
+    """Blocks of small whole numbers, among them NaN and -0.0, in a pattern on the host."""
+    indptr, indices = pattern
+    data = numbers(rng, (len(indices), *blocksize), np.dtype(dtype))
+    if data.dtype.kind in "fc":
+        data[::4, 0, 0], data[1::5, -1, -1] = np.nan, -0.0
+    return Blocks(data, np.array(indices, index), np.array(indptr, index))
+
+
+def on(device: Device, blocks: Blocks) -> Blocks:
+    return Blocks(*map(device.asarray, blocks))
+
+
+def same_bits(got: Any, want: Any, zeros: bool = True) -> None:
+    """Equal dtypes, shapes and values; the sign of a zero counts if asked for, the bits of a NaN do not."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    if got.dtype.kind == "c":
+        parts = (np.ascontiguousarray(x).view(got.real.dtype) for x in (got, want))
+        same_bits(*parts, zeros)
+        return
+    wide = [x.astype(np.float32) if x.dtype == BFLOAT16 else x for x in (got, want)]
+    np.testing.assert_array_equal(*wide)
+    if zeros and wide[0].dtype.kind == "f":
+        np.testing.assert_array_equal(*(np.signbit(x) & (x == 0) for x in wide))
+
+
+def spoiled(blocks: Blocks) -> Iterator[Blocks]:
+    """The same blocks with index arrays that a user has overwritten."""
+    for name, at, value in itertools.product(("indices", "indptr"), (0, 1, -1), (-9, 7, 2**31 - 1)):
+        array = getattr(blocks, name).copy()
+        array[at] = value
+        yield blocks._replace(**{name: array})
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("blocksize", _BLOCKS, ids=str)
+def test_diagonals(
+    blocksize: tuple[int, int], dtype: Any, index: Any, device: Device, rng: np.random.Generator
+) -> None:
+    (R, C), cuda = blocksize, registry.cuda()
+    for pattern, canonical in ((_SCATTERED, False), (_ORDERED, True), (_ORDERED, False)):
+        blocks = stored(rng, pattern, blocksize, dtype, index)
+        there = on(device, blocks)
+        for k in (0, 1, -1, 2 * C, -3 * R, 6 * C - 1, 1 - 5 * R):
+            count = min(5 * R + min(k, 0), 6 * C - max(k, 0))
+            want = structure.diagonal(HOST, blocks, 6, k, count, canonical)
+            same_bits(device.asnumpy(cuda.diagonal(there, 6, k, count, canonical)), want)
+        for turned in (False, R == C):
+            got = cuda.diagonal_blocks(there, 5, canonical, turned)
+            for one, other in zip(got, structure.diagonal_blocks(HOST, blocks, 5, turned), strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_diagonals_are_set_if_all_their_blocks_are_stored(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    blocks, cuda = stored(rng, _ORDERED, (2, 2), dtype, _INT32), registry.cuda()
+    for k, count in ((0, 10), (0, 2), (0, 8), (-2, 4), (-1, 4), (7, 1), (4, 2)):
+        for values in (numbers(rng, (count,), np.dtype(dtype)), np.ones((), dtype)):
+            there, want = on(device, blocks), blocks._replace(data=blocks.data.copy())
+            done = structure.set_diagonal(HOST, want, 6, k, values, count)
+            assert cuda.set_diagonal(there, 6, k, device.asarray(values), count) == done
+            same_bits(device.asnumpy(there.data), want.data)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_diagonals_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    cuda, value = registry.cuda(), device.asarray(np.ones(()))
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 2), F64, _INT32)):
+        there = on(device, blocks)
+        for k, canonical in itertools.product((0, 3, -9), (False, True)):
+            cuda.diagonal(there, 6, k, 10 - abs(k), canonical)
+            cuda.diagonal_blocks(there, 5, canonical, True)
+            cuda.set_diagonal(there, 6, k, value, 10 - abs(k))
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- check_pattern, block_elements
+def random_pattern(rng: np.random.Generator, rows: int, columns: int, in_order: bool) -> tuple[list[int], list[int]]:
+    lengths = rng.integers(0, columns + 1, rows) * rng.integers(0, 2, rows)
+    lengths[rng.integers(rows)] += 0 if in_order else 300
+    each = [rng.choice(columns, n, replace=False) if in_order else rng.integers(0, columns, n) for n in lengths]
+    indices = np.concatenate([np.sort(x) if in_order or rng.random() < 0.9 else x for x in each])
+    return [0, *np.cumsum(lengths).tolist()], indices.astype(int).tolist()
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+def test_what_is_known_of_index_arrays(index: Any, device: Device, rng: np.random.Generator) -> None:
+    some = [_SCATTERED, _ORDERED, ([0], []), ([0, 0, 0], []), ([0, 1], [5]), ([2, 1, 0, 3], [4, -1, 2, 7])]
+    some += [random_pattern(rng, int(rng.integers(1, 900)), 9, bool(k % 2)) for k in range(6)]
+    for indptr, indices in some:
+        arrays = np.array(indices, index), np.array(indptr, index)
+        got, want = registry.cuda().inspect(*map(device.asarray, arrays)), structure.inspect(HOST, *arrays)
+        assert got[:5] == want[:5]
+        if not want.falls and want.start == 0 and want.stop <= len(indices):
+            used = arrays[0][: want.stop]
+            assert got.in_order == structure.is_sorted(HOST, used, arrays[1], strictly=False)
+            assert got.canonical == structure.is_sorted(HOST, used, arrays[1], strictly=True)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtypes", [*itertools.product((_INT32, _INT64), repeat=2)], ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_elements_of_blocks_by_rows_and_in_order(
+    dtype: Any, dtypes: Any, device: Device, rng: np.random.Generator
+) -> None:
+    for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0], []), ([0, 0], [])), (*_BLOCKS, (40, 70))):
+        blocks = stored(rng, pattern, blocksize, dtype, dtypes[0])
+        there, cuda = on(device, blocks), registry.cuda()
+        for name in ("to_csr", "to_coo"):
+            want = getattr(structure, name)(HOST, blocks, dtypes[1])
+            for one, other in zip(getattr(cuda, name)(there, 6, dtypes[1]), want, strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_elements_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    """What is made of them can be used: columns and row pointers are in range."""
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 3), F64, _INT32)):
+        there = on(device, blocks)
+        registry.cuda().inspect(there.indices, there.indptr)
+        _, columns, pointers = map(device.asnumpy, registry.cuda().to_csr(there, 6, _INT32))
+        assert columns.min() >= 0 and columns.max() < 18
+        assert pointers.min() >= 0 and pointers.max() == pointers[-1] == 66
+        registry.cuda().to_coo(there, 6, _INT32)
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- reduce_lines
+@pytest.mark.before
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("operation", [*array_kernels.OPERATIONS, "count"])
+def test_rows_and_columns_are_reduced(
+    operation: str, dtype: Any, axis: int, device: Device, rng: np.random.Generator
+) -> None:
+    """Sums of whole numbers are exact in any order; what is not stored is 0, or does not count."""
+    long = [0, 40, 40, 41], [*range(40), 7]
+    for (pattern, columns), blocksize in itertools.product(
+        ((_ORDERED, 6), (long, 40), (([0, 0], []), 6)), ((3, 3), (2, 5), (1, 1), (1, 40), (33, 2))
+    ):
+        blocks = stored(rng, pattern, blocksize, dtype, _INT32)
+        if operation == "add" and blocks.data.dtype.kind in "fc":
+            blocks = blocks._replace(data=np.where(np.isnan(blocks.data), 1, blocks.data).astype(dtype))
+        there, cuda = on(device, blocks), registry.cuda()
+        host_lists = None if axis else partial(structure.by_column, HOST, blocks.indices, columns)
+        lists = None if axis else partial(cuda.by_column, there.indices, there.indptr, columns)
+        for out, only_stored in itertools.product(array_kernels.reduced_dtypes(operation, dtype), (False, True)):
+            want = structure.reduce_lines(HOST, operation, blocks, host_lists, columns, out, only_stored)
+            got = cuda.reduce_lines(operation, there, lists, columns, out, only_stored)
+            same_bits(device.asnumpy(got), want, zeros=False)  # which of -0 and 0 is larger, NumPy leaves open
+
+
+def test_sums_of_negative_zeros_are_zero(device: Device) -> None:
+    blocks = on(device, Blocks(-np.zeros((2, 2, 2)), np.array([0, 1]), np.array([0, 2])))
+    assert not np.signbit(device.asnumpy(registry.cuda().reduce_lines("add", blocks, None, 2, F64))).any()
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_lines_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    cuda = registry.cuda()
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 2), F64, _INT32)):
+        there = on(device, blocks)
+        cuda.reduce_lines("add", there, None, 6, F64)
+        for order, starts in (([0, 1, -5, 2**31 - 1, 3], [0, 2, 9, -4, 5]), ([3], [5, 0])):
+            arrays = [device.asarray(np.array(x, np.int32)) for x in (order, starts)]
+            cuda.reduce_lines("maximum", there, lambda arrays=arrays: arrays, 6, F64)
+    device.synchronize()
+
+
+def test_sums_of_rows_and_columns_have_the_same_bits_every_time(device: Device, rng: np.random.Generator) -> None:
+    blocks = stored(rng, _ORDERED, (3, 3), F64, _INT32)
+    blocks = on(device, blocks._replace(data=rng.standard_normal(blocks.data.shape)))
+    cuda = registry.cuda()
+    for lists in (None, partial(cuda.by_column, blocks.indices, blocks.indptr, 6)):
+        first, again = (device.asnumpy(cuda.reduce_lines("add", blocks, lists, 6, F64)) for _ in range(2))
+        assert first.tobytes() == again.tobytes()
+
+
+# ------------------------------------------------------------------------- merge_patterns, combine_blocks, kept_places
+_OPERATIONS = {name: getattr(operator, name, None) or getattr(np, name) for name in array_kernels.COMBINATIONS}
+
+
+def canonical_pattern(rng: np.random.Generator, rows: int, columns: int) -> tuple[list[int], list[int]]:
+    return random_pattern(rng, rows, columns, True)
+
+
+def close_to(blocks: Blocks, rng: np.random.Generator) -> Blocks:
+    """Equal blocks in the same pattern, but for every third one: a difference has blocks of zeros."""
+    data = blocks.data.copy()
+    data[::3] = numbers(rng, data[::3].shape, data.dtype)
+    return blocks._replace(data=data)
+
+
+def check_combined(device: Device, name: str, a: Blocks, b: Blocks, same: bool) -> None:
+    with np.errstate(all="ignore"):
+        want = structure.combine(HOST, _OPERATIONS[name], a, b, 3000)
+    got = registry.cuda().combine(_OPERATIONS[name], on(device, a), on(device, b), 3000, same)
+    for one, other in zip(got, want, strict=True):
+        same_bits(device.asnumpy(one), other, zeros=name not in ("maximum", "minimum"))
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", list(array_kernels.COMBINATIONS))
+def test_two_matrices_are_combined(name: str, dtype: Any, index: Any, device: Device, rng: np.random.Generator) -> None:
+    if not array_kernels.combines(name, dtype):
+        pytest.skip("array functions do this")
+    for blocksize in ((3, 2), (1, 1), (20, 30)):
+        a, b = (stored(rng, canonical_pattern(rng, 30, 9), blocksize, dtype, index) for _ in range(2))
+        check_combined(device, name, a, b, False)
+        check_combined(device, name, a, close_to(a, rng), True)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("at_once", [True, False])
+def test_patterns_of_any_rows_are_merged(
+    at_once: bool, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long rows, runs of empty ones, nothing at all, and several CTAs."""
+    monkeypatch.setattr(device_arrays, "_AT_ONCE", 1 << 40 if at_once else -1)
+    long = [0, *[3000] * 40, 3001], [*range(3000), 7]
+    wide = [0] * 20 + [1500, 1500, 1501], [*range(0, 3000, 2), 7]
+    short = [0] * 10 + [1] * 32, [11]
+    each = [long, (wide[0] + [1501] * 19, wide[1]), short, ([0] * 42, [])]
+    for one, other in itertools.product(each, repeat=2):
+        a, b = (stored(rng, pattern, (1, 1), F64, _INT32) for pattern in (one, other))
+        check_combined(device, "add", a, b, False)
+    for _ in range(4):
+        a, b = (stored(rng, canonical_pattern(rng, 300, 40), (2, 2), F64, _INT32) for _ in range(2))
+        check_combined(device, "sub", a, b, False)
+    none = Blocks(np.zeros((0, 2, 2)), np.zeros(0, np.int32), np.zeros(1, np.int32))
+    check_combined(device, "add", none, none, False)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_some_blocks_are_selected(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    for (rows, columns), blocksize in itertools.product(((40, 9), (900, 30), (1, 0)), ((3, 2), (1, 1))):
+        blocks = stored(rng, canonical_pattern(rng, rows, columns), blocksize, dtype, _INT32)
+        for share in (0, 0.5, 1):
+            keep = rng.random(len(blocks.indices)) < share
+            want = structure.select_blocks(HOST, blocks, keep)
+            got = registry.cuda().select_blocks(on(device, blocks), device.asarray(keep))
+            for one, other in zip(got, want, strict=True):
+                same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_spoiled_patterns_are_combined_inside_their_arrays(
+    device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, cuda = stored(rng, _ORDERED, (2, 2), F64, _INT32), registry.cuda()
+    for blocks, at_once in itertools.product(spoiled(good), (0, 1 << 40)):
+        monkeypatch.setattr(device_arrays, "_AT_ONCE", at_once)
+        pair = on(device, blocks), on(device, good)
+        for a, b in (pair, pair[::-1], (pair[0], pair[0])):
+            for same in (False, True):
+                cuda.combine(operator.add, a, b, 6, same)
+        cuda.select_blocks(pair[0], device.asarray(rng.random(11) < 0.5))
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- csr_blocks
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "?fdFD"], ids=str)
+@pytest.mark.parametrize("blocksize", [(1, 1), (3, 3), (2, 5), (40, 3), (128, 2), (33, 20), (20, 70)], ids=str)
+def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    """Empty rows, and elements that are stored several times, which are added up in order."""
+    (R, C), index = blocksize, _INT32
+    shape = (5 * R, 7 * C)
+    for several, rows in ((False, 5), (True, 5), (False, 0)):
+        count = 0 if not rows else 4 * R * C
+        row, col = np.sort(rng.integers(0, shape[0], count)), rng.integers(0, shape[1], count)
+        element = np.sort(row * shape[1] + col) if several else np.unique(row * shape[1] + col)
+        if several:
+            element = np.sort(np.concatenate([element, element[: count // 2]]))
+        row, col = element // shape[1], element % shape[1]
+        values = numbers(rng, (len(element),), dtype)
+        pointers = np.searchsorted(row, np.arange(rows * R + 1)).astype(index)
+        csr = Csr(values, col.astype(index), pointers)
+        shape = (rows * R, 7 * C)
+        want = structure.from_coo(HOST, row, col, values, shape, blocksize, index)
+        got = registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), shape, blocksize, not several)
+        for one, other in zip(got, want, strict=True):
+            same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Generator) -> None:
+    tall = canonical_pattern(rng, 40, 40)
+    for pattern, shape, blocksizes in (
+        (_ORDERED, (5, 6), ((1, 2), (5, 3), (5, 6))),
+        (tall, (40, 40), ((20, 20), (40, 8))),
+    ):
+        for blocks, blocksize in itertools.product(spoiled(stored(rng, pattern, (1, 1), F64, _INT32)), blocksizes):
+            csr = Csr(*map(device.asarray, (blocks.data.reshape(-1), *blocks[1:])))
+            for unique in (False, True):
+                registry.cuda().blocks_of_csr(csr, shape, blocksize, unique)
+    device.synchronize()
+
+
+# ------------------------------------------------------------------------------- public calls
+def matrix_of(device: Device, blocks: Blocks, columns: int) -> Any:
+    (_, R, C), rows = blocks.data.shape, len(blocks.indptr) - 1
+    return bg.bsr_array(tuple(on(device, blocks)), shape=(rows * R, columns * C))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda A: A.sum(0), lambda A: A.sum(1), lambda A: A.diagonal(1), lambda A: A.block_diagonal()],
+    ids=["sum(0)", "sum(1)", "diagonal", "block_diagonal"],
+)
+def test_calls_that_do_not_wait_can_be_captured(call: Any, device: Device, rng: np.random.Generator) -> None:
+    """The graph computes with the values that the matrix has when it runs."""
+    A = matrix_of(device, stored(rng, _ORDERED, (2, 2), F64, _INT32), 6)
+    A.data[...] = 1
+    call(A)
+    results: list[Any] = []
+    graph = device.captured(lambda: results.append(call(A)))
+    for factor in (1, 3):
+        A.data[...] = factor
+        graph.launch()
+        device.synchronize()
+        want = call(matrix_of(device, Blocks(np.full((11, 2, 2), float(factor)), *map(np.array, _ORDERED[::-1])), 6))
+        np.testing.assert_array_equal(device.asnumpy(results[0]), device.asnumpy(want))
+
+
+def launched(device: Device, call: Any) -> list[str]:
+    """The names of the kernels of this library that a call launches."""
+    before = len(device.card.launches)  # type: ignore[attr-defined]
+    call()
+    return [x.entry for x in device.card.launches[before:]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.emulated
+def test_each_operation_has_one_launch_or_few(device: Device, rng: np.random.Generator) -> None:
+    """Nothing is sorted or searched by array functions; a copy is known to have the same pattern."""
+    A, B = (matrix_of(device, stored(rng, canonical_pattern(rng, 30, 9), (2, 2), F64, _INT32), 9) for _ in range(2))
+    same, union = ["combine_blocks"], ["merge_patterns", "merge_patterns", "combine_blocks"]
+    A.data[...], B.data[...] = 1, 2
+    for call, want in (
+        (lambda: A + A.copy(), same),
+        (lambda: A.multiply(A * 2), same),
+        (lambda: A + B, union),
+        (lambda: B - A, union),
+        (lambda: A.sum(1), ["reduce_lines"]),
+        (lambda: A.diagonal(), ["diagonal"]),
+        (lambda: A.to_device("cuda").tocsr(), ["block_elements"]),
+        (lambda: bg.bsr_array((A.data, A.indices, A.indptr), shape=A.shape), ["check_pattern"]),
+        (lambda: A[:20], []),
+        (lambda: A.setdiag(1), ["diagonal"]),
+    ):
+        assert launched(device, call)[: len(want)] == want
+
+
+def test_a_copy_whose_indices_were_written_to_has_another_pattern(device: Device, rng: np.random.Generator) -> None:
+    A = matrix_of(device, Blocks(np.ones((2, 1, 1)), np.array([0, 2]), np.array([0, 1, 2])), 3)
+    B = A.copy()
+    B.indices[0] = 1
+    np.testing.assert_array_equal(device.asnumpy((A + B).toarray()), [[1, 1, 0], [0, 0, 2]])
+    A.indices[1] = 0
+    np.testing.assert_array_equal(device.asnumpy((A + A).toarray()), [[2, 0, 0], [2, 0, 0]])
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_blocks_are_transposed(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0, 0], [])), (*_BLOCKS, (40, 70))):
+        blocks = stored(rng, pattern, blocksize, dtype, _INT32)
+        got, want = registry.cuda().transpose(on(device, blocks), 6), structure.transpose(HOST, blocks, 6)
+        for one, other in zip(got, want, strict=True):
+            same_bits(device.asnumpy(one), other)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("most", [1, 2])
+def test_operations_on_matrices_go_on_beyond_a_small_grid(most: int, device: Device, rng: np.random.Generator) -> None:
+    cuda = registry.cuda()
+    a, b = (stored(rng, canonical_pattern(rng, 900, 30), (3, 2), F64, _INT32) for _ in range(2))
+    a = a._replace(data=numbers(rng, a.data.shape, F64))
+    there, keep = on(device, a), rng.random(len(a.indices)) < 0.5
+    csr = Csr(*structure.to_csr(HOST, a, _INT32))
+    row = np.repeat(np.arange(2700), np.diff(csr.indptr))
+    with few_ctas(most):
+        check_combined(device, "sub", a, b, False)
+        pairs: list[tuple[Any, Any]] = [
+            (cuda.diagonal(there, 3000, 1, 2699, True), structure.diagonal(HOST, a, 3000, 1, 2699, True)),
+            (cuda.reduce_lines("add", there, None, 3000, F64), structure.reduce_lines(HOST, "add", a, None, 3000, F64)),
+            *zip(cuda.to_csr(there, 3000, _INT32), csr, strict=True),
+            *zip(cuda.select_blocks(there, device.asarray(keep)), structure.select_blocks(HOST, a, keep), strict=True),
+            *zip(
+                cuda.blocks_of_csr(Csr(*map(device.asarray, csr)), (2700, 6000), (3, 2), True),
+                structure.from_coo(HOST, row, csr.indices, csr.data, (2700, 6000), (3, 2), _INT32),
+                strict=True,
+            ),
+        ]
+        for one, other in pairs:
+            same_bits(device.asnumpy(one), other, zeros=False)
+        facts = cuda.inspect(there.indices, there.indptr)
+        assert facts[:5] == structure.inspect(HOST, *a[1:])[:5] and facts.canonical

@@ -70,8 +70,12 @@ CACHES: dict[str, dict[str, str]] = {
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
+        "reduce_lines": "dtypes, operation, mean length and index type: kernels/test_array_kernels.py",
+        "combine_blocks": "operation, dtype and index type: kernels/test_array_kernels.py",
+        "gather_blocks": "size of an element and index type: kernels/test_array_kernels.py",
         "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
+    "_backend/device_arrays.py": {"_function": "the kernel and the device"},
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
     "_products/call.py": {
