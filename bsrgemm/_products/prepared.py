@@ -31,8 +31,10 @@ from .rearrange import LINE, Rearrange
 _PANEL_COLUMNS = 256
 #: A copy by columns has at most so many bytes; the product is computed in panels if B has more.
 _PANEL_BYTES = 256 << 20
-#: Copies together take at most this share of the memory of a card.
-_SHARE = 16
+#: Copies of A's blocks and of the result have at most so many bytes together; larger products do without.
+_MOST_BYTES = 4 << 30
+#: Bytes that the memory reads or writes at least.
+_SECTOR = 32
 #: With fewer columns than this, copying complex A and B costs more than the tensor cores save.
 _LEAST_COMPLEX_COLUMNS = 64
 _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
@@ -77,21 +79,31 @@ class Copied(Preparation):
 
     def seconds(self, problem: Problem, card: Card) -> float:
         """The kernel, and the copies before and after it."""
+        if self.bytes(problem) > _MOST_BYTES:
+            return math.inf
         copies = 1e-6 * self.microseconds_of_copies(problem, card, self.costs)
         return self.kernel.seconds(self.copied(problem), card) + copies
 
+    def bytes(self, problem: Problem) -> int:
+        """The memory for copies of A's blocks and of the result; that for B is bounded by its panels."""
+        names, inner = problem.types, self.copied(problem)
+        blocks = problem.blocks * problem.R * max(inner.lines, problem.K) * BYTES[names.a] if self.blocks else 0
+        lines = _whole_lines(problem.N, BYTES[names.c]) * BYTES[names.c]
+        return blocks + (problem.batches * problem.block_rows * problem.R * lines if self.result else 0)
+
     def microseconds_of_copies(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
-        """A launch for each, and what they read and write; small copies stay in the L2."""
-        inner, launches, moved = self.copied(problem), 0, 0
+        """A launch for each, and what they read and write, of each row of few columns at least a sector."""
+        inner, launches, moved, names = self.copied(problem), 0, 0, problem.types
         panels = -(-problem.N // panel_width(problem, self.order, self.parts))
         if self.blocks:
-            launches, moved = 1, problem.blocks * problem.R * (problem.K + inner.lines) * BYTES[problem.types.a]
+            launches, moved = 1, problem.blocks * problem.R * (problem.K + inner.lines) * BYTES[names.a]
         if self.order:
-            elements = problem.N * problem.batches * problem.block_cols * problem.K
-            launches, moved = launches + panels, moved + elements * BYTES[problem.types.b] * (1 + max(1, self.parts))
+            rows = problem.batches * problem.block_cols * problem.K
+            launches += panels
+            moved += rows * max(_SECTOR, problem.N * BYTES[names.b]) * (1 + max(1, self.parts))
         if self.result:
-            elements = problem.N * problem.batches * problem.block_rows * problem.R
-            launches, moved = launches + panels, moved + 2 * elements * BYTES[problem.types.c]
+            rows = problem.batches * problem.block_rows * problem.R
+            launches, moved = launches + panels, moved + 2 * rows * max(_SECTOR, problem.N * BYTES[names.c])
         return launches * x["launch"] + memory(card, moved) / x["copy"]
 
     def prepare(self, call: Kind, card: Card) -> Chain:
@@ -261,11 +273,8 @@ def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
     if not copies:
         yield from (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
         return
-    results = (
-        (False, True)
-        if problem.c_order != "C" and problem.overwrite and problem.N * BYTES[problem.types.c] >= LINE
-        else (False,)
-    )
+    plain = problem.c_order == "C" or not problem.overwrite or problem.N == 1
+    results = (False,) if plain else (False, True)
     for blocks, (order, parts), result in itertools.product(_copies_of_blocks(problem), _copies_of_B(problem), results):
         if not panel_width(problem, order, parts):
             continue
@@ -299,7 +308,7 @@ def _copies_of_blocks(problem: Problem) -> Iterator[str]:
 
 def _copies_of_B(problem: Problem) -> Iterator[tuple[str, int]]:
     yield "", 0
-    if problem.N * BYTES[problem.types.b] < LINE:  # most of the lines of a copy would be empty
+    if problem.N == 1:
         return
     if problem.b_order != "C" and problem.types.a != "e4m3":
         yield "C", 0
