@@ -6,6 +6,7 @@ Each starts a `Chain`: copies, and the launches that read them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
