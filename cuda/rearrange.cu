@@ -70,21 +70,33 @@ template <class Any> __device__ __forceinline__ void write(const Rearrange& p, A
 // A tile whose sides have different fastest indices; `down`: that of `from` is the row.
 __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word* to, i64 row, i64 column, bool down,
                                      Word (&tile)[kSide * kPitch]) {
+  // Of `from`, x runs along its fastest index, and of `to` likewise; y and the steps run along the other one.
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
+  {
+    const i64 along = (down ? p.rows - row : p.columns - column) - x, across = (down ? p.columns - column : p.rows - row) - y;
+    const i64 step = down ? p.from_column : p.from_row;
+    const int wide = from == nullptr || along <= 0 ? 0 : int(across < kSide ? across : kSide);
+    const Word* source = from + row * p.from_row + column * p.from_column + x * (down ? p.from_row : p.from_column) + y * step;
+    Word* place = tile + (down ? x * kPitch + y : y * kPitch + x);
+    const int pitch = down ? 1 : kPitch;
 #pragma unroll
-  for (int i = 0; i < kSide; i += kStep) {
-    const int k = down ? x : y + i, n = down ? y + i : x;
-    Word word = {};
-    if (from != nullptr && row + k < p.rows && column + n < p.columns)
-      word = from[(row + k) * p.from_row + (column + n) * p.from_column];
-    tile[k * kPitch + n] = word;
+    for (int i = 0; i < kSide; i += kStep, source += kStep * step) {
+      Word word = {};
+      if (i < wide) word = *source;
+      place[i * pitch] = word;
+    }
   }
   __syncthreads();
+  {
+    const i64 along = (down ? p.to_columns - column : p.to_rows - row) - x, across = (down ? p.to_rows - row : p.to_columns - column) - y;
+    const i64 step = down ? p.to_row : p.to_column;
+    const int wide = along <= 0 ? 0 : int(across < kSide ? across : kSide);
+    Word* target = to + row * p.to_row + column * p.to_column + x * (down ? p.to_column : p.to_row) + y * step;
+    const Word* place = tile + (down ? y * kPitch + x : x * kPitch + y);
+    const int pitch = down ? kPitch : 1;
 #pragma unroll
-  for (int i = 0; i < kSide; i += kStep) {
-    const int k = down ? y + i : x, n = down ? x : y + i;
-    if (row + k < p.to_rows && column + n < p.to_columns)
-      write(p, to + (row + k) * p.to_row + (column + n) * p.to_column, tile[k * kPitch + n]);
+    for (int i = 0; i < kSide; i += kStep, target += kStep * step)
+      if (i < wide) write(p, target, place[i * pitch]);
   }
   __syncthreads();
 }
@@ -92,21 +104,25 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
 // Both sides have the same fastest index, with `lanes` threads along it. A CTA has kLines lines for each of its groups of
 // lanes; `first` is the first line, `down` says that lines are columns.
 __device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 first, bool down) {
-  const i64 length = down ? p.to_rows : p.to_columns, count = down ? p.to_columns : p.to_rows;
   const int step = kThreads / p.lanes;
+  const i64 line = first + threadIdx.x / p.lanes, here = (down ? p.to_columns : p.to_rows) - line;
+  const i64 there = from == nullptr ? 0 : (down ? p.columns : p.rows) - line;  // lines from this one on, of both sides
+  const i64 from_line = down ? p.from_column : p.from_row, to_line = down ? p.to_column : p.to_row;
+  const i64 from_next = down ? p.from_row : p.from_column, to_next = down ? p.to_row : p.to_column;
+  const i64 length = down ? p.to_rows : p.to_columns, known = down ? p.rows : p.columns;
+#pragma unroll 1
   for (i64 x = i64(blockIdx.x) * p.lanes + threadIdx.x % p.lanes; x < length; x += i64(gridDim.x) * p.lanes) {
+    const Word* source = from + line * from_line + x * from_next;
+    Word* target = to + line * to_line + x * to_next;
     Word words[kLines];
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      const i64 line = first + threadIdx.x / p.lanes + i * step, k = down ? x : line, n = down ? line : x;
       words[i] = {};
-      if (from != nullptr && k < p.rows && n < p.columns) words[i] = from[k * p.from_row + n * p.from_column];
+      if (x < known && i * step < there) words[i] = source[i * step * from_line];
     }
 #pragma unroll
-    for (int i = 0; i < kLines; ++i) {
-      const i64 line = first + threadIdx.x / p.lanes + i * step, k = down ? x : line, n = down ? line : x;
-      if (line < count) write(p, to + k * p.to_row + n * p.to_column, words[i]);
-    }
+    for (int i = 0; i < kLines; ++i)
+      if (i * step < here) write(p, target + i * step * to_line, words[i]);
   }
 }
 
@@ -132,7 +148,7 @@ __device__ __forceinline__ void copy_small(const Rearrange& p) {
 }
 
 // Grid: tiles of columns, tiles of rows, batches. CTAs go on where the grid ends.
-extern "C" __global__ void __launch_bounds__(kThreads) rearrange(const __grid_constant__ Rearrange p) {
+extern "C" __global__ void __launch_bounds__(kThreads, 3) rearrange(const __grid_constant__ Rearrange p) {
   __shared__ Word tile[kSide * kPitch];
   if (p.way == kSmall) return copy_small(p);
   const bool down = p.way == kStraight ? p.to_row < p.to_column : p.to_row > p.to_column;
