@@ -5,7 +5,7 @@
 // CUT: R is no multiple of the height of a row tile, or K none of 16. TMA fills up with zeros what the blocks of A and
 // the block rows of B lack along K, so that an infinity in B meets no zero of a block that has K columns, and leaves out
 // the rows of C that a block row lacks. The rows that it finds behind a block of A change none that is stored.
-// Work list, producer, barriers and splits are those of gemm_sm90. A tile has one or two row tiles by 256 to 512
+// Work list, producer, barriers and splits are those of gemm_sm90. A tile has one to eight row tiles by 256 to 512
 // columns, in slabs of 64; each of the two consumer warpgroups has half of the slabs. Tiles are as wide as registers
 // allow, since the L2 delivers a panel of B once for each of them; stages are short, so that many fit. stmatrix
 // transposes the accumulators on their way out, and TMA stores the slabs. See docs/kernels/swap-ab.md.

@@ -1,5 +1,5 @@
 // C[i*R + r, n] = alpha * sum_p sum_k A[p, r, k] * B[col[p]*K + k, n] + beta * C[i*R + r, n],  p in block row i
-// Blocks of up to 16 x 16 by up to 128 columns, on the CUDA cores. A warp has one block row: kLanes neighbouring lanes
+// Blocks of up to 16 x 16 by few columns, on the CUDA cores. A warp has one block row: kLanes neighbouring lanes
 // have kWidth columns each, and the 32 / kLanes groups of lanes take blocks in turn. A lane keeps the accumulators of
 // all rows of the block for its columns, so that each element of B that it reads serves R products. Groups are added in
 // one fixed tree.

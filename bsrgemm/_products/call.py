@@ -39,7 +39,7 @@ class ProductCall:
     tf32: bool = False
     #: whether the bytes of A and B are fp8 numbers (e4m3)
     fp8: bool = False
-    #: the kernel to use, one of `choice.variants`; None lets the rules choose
+    #: the kernel to use, one of `choice.variants`; without it predicted times choose
     kernel: Kernel | None = None
     #: for float32: 2 if B is a copy in two parts of tf32, of which `B` is the first
     parts: int = 1

@@ -367,7 +367,7 @@ def compiled_for(problem: Problem, card: Card) -> Dense:
 
 
 def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
-    """Return the kernel for a product: the forced one, the one that `tune` has stored, or the one of the rule.
+    """Return the kernel for a product: the forced one, the one that `tune` has stored, or the fastest by prediction.
 
     With `copies` it may be a preparation, which copies an operand for another kernel.
     """

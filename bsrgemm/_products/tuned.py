@@ -33,7 +33,7 @@ def stored(problem: Problem) -> Dense | None:
 def keep(problem: Problem, kernel: Dense | None) -> Path:
     """Store the kernel of a problem in this process and on disk; raise OSError if the file cannot be written.
 
-    None removes what was stored, so that the rules choose.
+    None removes what was stored, so that predicted times choose.
     """
     where = path()
     with _lock:
