@@ -402,7 +402,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS) attention_sm80(cons
       else if (n + 1 < count()) copy_keys((turn + 2) % kStages, key_number(n + 1));
       copy_commit();
       if (n % 32 == 30) look_up(n + 2);
-      // Scores, and the maxima that they raise.
       const Entry entry = entry_number(n);
       const bool seen = own.look(entry);
       if (seen) {

@@ -134,8 +134,8 @@ struct Copier {
       for (int j = 0; j < kTileCopies; ++j) {
         const int at = OperandA::copy_k(thread, i + j);
         const bool cut = kRagged && row + u32(OperandA::copy_mn(thread, i + j)) % kRowTileHeight >= R;
-        copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j), from + j * OperandA::kLineStep * line,
-                cut || (!kWhole && at >= left));
+        copy_16(wanted && (kWhole || at < needed), OperandA::copy_place(place, j),
+                from + j * OperandA::kLineStep * line, cut || (!kWhole && at >= left));
       }
     };
     if constexpr (!kATransposed && kRowTileHeight % OperandA::kLineStep == 0) {  // the same row tile for all threads
@@ -259,6 +259,20 @@ __device__ __forceinline__ bool is_whole(const Problem& problem, int columns) {
          (reinterpret_cast<u64>(problem.c) | (problem.c_row | problem.c_batch) * sizeof(C)) % sizeof(Vector) == 0;
 }
 
+// The row of C for a row of the row tiles; -1 if the block rows have no such row.
+__device__ __forceinline__ i64 row_of_c(const GemmSm80& argument, i64 row) {
+  if constexpr (!kRagged) return row;
+  const int within = int(row % argument.high);
+  return within < argument.product.R ? row / argument.high * argument.product.R + within : -1;
+}
+
+__device__ __forceinline__ void init_barriers(Shared& shared) {
+  for (int i = 0; i < kStages; ++i) {
+    barrier_init(shared_address(&shared.full[i]), kThreads);
+    barrier_init(shared_address(&shared.empty[i]), kThreads / 32);
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __grid_constant__ GemmSm80 argument) {
   const Problem& problem = argument.product;
   const Schedule& schedule = argument.schedule;
@@ -272,12 +286,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   Fragments fragments{shared_address(shared.a) + OperandA::lane_place(warp_m),
                       shared_address(shared.b) + OperandB::lane_place(warp_n)};
   Ring<kStages> from;
-  if (thread == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&shared.full[i]), kThreads);
-      barrier_init(shared_address(&shared.empty[i]), kThreads / 32);
-    }
-  }
+  if (thread == 0) init_barriers(shared);
   Copier copier(argument, shared);
   // Items are the fastest index: CTAs that run at the same time share columns of B.
   int item = blockIdx.x, column_tile = 0, batch = 0;
@@ -328,12 +337,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
       const int place = places[slice * 8 / kRowTileHeight];
       if (place < 0) continue;
-      i64 row = i64(place) * kRowTileHeight + warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
-      if constexpr (kRagged) {
-        const int within = int(row % argument.high);
-        if (within >= problem.R) continue;
-        row = row / argument.high * problem.R + within;
-      }
+      const u32 below = warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
+      const i64 row = row_of_c(argument, i64(place) * kRowTileHeight + below);
+      if (row < 0) continue;
 #pragma unroll
       for (int s = 0; s < kSlicesN; s += OperandB::kInterleave) {
         Sum run[kRun];

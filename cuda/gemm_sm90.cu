@@ -576,6 +576,23 @@ __device__ __noinline__ float exact_sum(const GemmSm90& problem, int first, int 
   return sum;
 }
 
+// Computes and stores the elements of a warp's 16 rows, from row0 on, whose sums are not finite.
+__device__ __forceinline__ void store_exact(const GemmSm90& problem, const Tile& tile, int first, int last, int row_tile,
+                                            i64 row0, const NonFinite& non_finite) {
+  const auto& product = problem.product;
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int word = 0; word < kAccum / 32; ++word) {
+    for (u32 left = non_finite.bits[word]; left; left &= left - 1) {
+      const int e = word * 32 + __ffs(left) - 1;
+      const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = tile.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
+      if (n >= product.N) continue;
+      const float sum = exact_sum(problem, first, last, row_tile, int(row % product.R), n, tile.batch);
+      store_element(product, product.c + tile.batch * product.c_batch + row * product.c_row + n * product.c_col, sum);
+    }
+  }
+}
+
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int s = 0; s < kStages; ++s) {
     barrier_init(shared_address(&shared.full[s]), !kFromRegisters ? 2 : kByTma ? 1 : 1 + 32);
@@ -591,7 +608,6 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
 extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid_constant__ GemmSm90 problem) {
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const auto& product = problem.product;
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
 
@@ -622,8 +638,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
     DelayedEpilogue epilogue;
     while (true) {
       // Take the tile that the producer has claimed.
-      const Tile& found = next_tile(shared, tiles);
-      Tile now = uniform_if_large(found);
+      Tile now = uniform_if_large(next_tile(shared, tiles));
       if (now.group < 0) break;
       if constexpr (kLow) now.column += warpgroup * kOwn;
       const int row_tile_number = uniform_if_large(problem.schedule.row_tiles[now.group * kRowTiles + row_tile]);
@@ -647,30 +662,18 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) gemm_sm90(const __grid
         first = of_group.z, last = of_group.w;
       }
       if (row_tile_number < 0) continue;
-
       // Store a part of the rows now, the others during the next tile.
       NonFinite non_finite;
       if constexpr (kFromRegisters) non_finite.look_at(accum);
       const i64 row0 = i64(row_tile_number) * kRowTileHeight + warp_row % kRowTileHeight;
       store(problem, shared, now, row0, accum, epilogue);
-
       // Compute exactly what the zeros of absent blocks may have made NaN.
       if constexpr (kFromRegisters) {
         if (!__any_sync(0xffffffffu, non_finite.any)) continue;
         epilogue.finish(problem, shared);
         if (kStore != kDirect && lane == 0) store_wait();
         __syncwarp();
-#pragma unroll
-        for (int word = 0; word < kAccum / 32; ++word) {
-          for (u32 left = non_finite.bits[word]; left; left &= left - 1) {
-            const int e = word * 32 + __ffs(left) - 1;
-            const i64 row = row0 + lane / 4 + e / 2 % 2 * 8, n = now.column + e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (n >= product.N) continue;
-            const float sum = exact_sum(problem, first, last, row_tile, int(row % product.R), n, now.batch);
-            C* target = product.c + now.batch * product.c_batch + row * product.c_row + n * product.c_col;
-            store_element(product, target, sum);
-          }
-        }
+        store_exact(problem, now, first, last, row_tile, row0, non_finite);
       }
     }
     epilogue.finish(problem, shared);

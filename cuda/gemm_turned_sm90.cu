@@ -69,7 +69,8 @@ __device__ __forceinline__ void produce(const GemmSm90& problem, Shared& shared,
           copy_tile(to, &problem.b, 0, k + step * 16, tile.column / 64, row / K, full, again);
         } else if constexpr (kCut) {
           for (int box = 0; box < kBoxes; ++box)
-            copy_tile(to + box * kBytesSlab, &problem.b, tile.column + box * 64, k + step * 16, 0, row / K, full, again);
+            copy_tile(to + box * kBytesSlab, &problem.b, tile.column + box * 64, k + step * 16, 0, row / K, full,
+                      again);
         } else if constexpr (kWide) {
           copy_tile(to, &problem.b, 0, row + step * 16, tile.column / 64, tile.batch, full, again);
         } else {
@@ -174,7 +175,8 @@ __device__ __forceinline__ void store_slab(const GemmSm90& problem, Shared& shar
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int e = rows * 8 + 2 * i;
-      words[i] = e < kSlabAccum ? pack<C>(alpha * accum[min(e, kSlabAccum - 2)], alpha * accum[min(e, kSlabAccum - 2) + 1]) : 0;
+      const float* two = accum + min(e, kSlabAccum - 2);
+      words[i] = e < kSlabAccum ? pack<C>(alpha * two[0], alpha * two[1]) : 0;
     }
     const u32 at = (rows * 16 + lane / 16 * 8 + lane % 8) * 128 + (warp * 2 + lane / 8 % 2) * 16;
     store_matrix_x4<true>(out + (at ^ (at >> 3 & 0x70)), words[0], words[1], words[2], words[3]);

@@ -1,11 +1,11 @@
-// to[b, n, k] = from[places[b], n, k], zero beyond the rows and columns of `from`; with PARTS the number in parts of tf32
-// Copies an operand for a kernel that cannot read it as it lies: turned, with longer lines, with blocks in another order.
-// WORD is the size of what is copied, one element or several neighbours. PARTS = 0 copies; 1 rounds float32 to tf32, and
-// 2 splits it into two parts of tf32, that add up to exactly that number, also for infinity and NaN, for gemm_sm90.
-// Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared memory, in rows of
-// one word more than a tile, so that both sides are free of bank conflicts; all loads of a thread are under way together.
-// Many small matrices are copied word by word, in the order of `to`: what the L1 keeps of a matrix serves its next words.
-// Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
+// to[b, n, k] = from[places[b], n, k], zero beyond the rows and columns of `from`; PARTS: in parts of tf32
+// Copies an operand for a kernel that cannot read it as it lies: turned, with longer lines, with blocks in another
+// order. WORD is the size of what is copied, one element or several neighbours. PARTS = 0 copies; 1 rounds float32 to
+// tf32, and 2 splits it into two parts of tf32, that add up to exactly that number, also for infinity and NaN, for
+// gemm_sm90. Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared
+// memory, in rows of one word more than a tile, so that both sides are free of bank conflicts; all loads of a thread
+// are under way together. Many small matrices are copied word by word, in the order of `to`: what the L1 keeps of a
+// matrix serves its next words. Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
 #include "common/layout.cuh"
 #include "ptx/convert.cuh"
 
@@ -73,10 +73,12 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
   // Of `from`, x runs along its fastest index, and of `to` likewise; y and the steps run along the other one.
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
   {
-    const i64 along = (down ? p.rows - row : p.columns - column) - x, across = (down ? p.columns - column : p.rows - row) - y;
+    const i64 along = (down ? p.rows - row : p.columns - column) - x;
+    const i64 across = (down ? p.columns - column : p.rows - row) - y;
     const i64 step = down ? p.from_column : p.from_row;
     const int wide = from == nullptr || along <= 0 ? 0 : int(across < kSide ? across : kSide);
-    const Word* source = from + row * p.from_row + column * p.from_column + x * (down ? p.from_row : p.from_column) + y * step;
+    const Word* source = from + row * p.from_row + column * p.from_column + y * step;
+    source += x * (down ? p.from_row : p.from_column);
     Word* place = tile + (down ? x * kPitch + y : y * kPitch + x);
     const int pitch = down ? 1 : kPitch;
 #pragma unroll
@@ -88,10 +90,11 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
   }
   __syncthreads();
   {
-    const i64 along = (down ? p.to_columns - column : p.to_rows - row) - x, across = (down ? p.to_rows - row : p.to_columns - column) - y;
+    const i64 along = (down ? p.to_columns - column : p.to_rows - row) - x;
+    const i64 across = (down ? p.to_rows - row : p.to_columns - column) - y;
     const i64 step = down ? p.to_row : p.to_column;
     const int wide = along <= 0 ? 0 : int(across < kSide ? across : kSide);
-    Word* target = to + row * p.to_row + column * p.to_column + x * (down ? p.to_column : p.to_row) + y * step;
+    Word* target = to + row * p.to_row + column * p.to_column + y * step + x * (down ? p.to_column : p.to_row);
     const Word* place = tile + (down ? y * kPitch + x : x * kPitch + y);
     const int pitch = down ? kPitch : 1;
 #pragma unroll
@@ -101,8 +104,8 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
   __syncthreads();
 }
 
-// Both sides have the same fastest index, with `lanes` threads along it. A CTA has kLines lines for each of its groups of
-// lanes; `first` is the first line, `down` says that lines are columns.
+// Both sides have the same fastest index, with `lanes` threads along it. A CTA has kLines lines for each of its groups
+// of lanes; `first` is the first line, `down` says that lines are columns.
 __device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 first, bool down) {
   const int step = kThreads / p.lanes;
   const i64 line = first + threadIdx.x / p.lanes, here = (down ? p.to_columns : p.to_rows) - line;
@@ -130,7 +133,8 @@ __device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word*
 __device__ __forceinline__ void copy_small(const Rearrange& p) {
   const u32 size = u32(p.to_rows * p.to_columns), columns = u32(p.to_columns);
   const i64 total = p.to_batches * size;
-  for (i64 first = i64(blockIdx.x) * (kThreads * kWords); first < total; first += i64(gridDim.x) * (kThreads * kWords)) {
+  constexpr i64 kEach = kThreads * kWords;
+  for (i64 first = blockIdx.x * kEach; first < total; first += gridDim.x * kEach) {
     const i64 b = first / size;
     const u32 begin = u32(first - b * size);
 #pragma unroll
