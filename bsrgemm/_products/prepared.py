@@ -61,7 +61,8 @@ class Copied(Preparation):
     """
 
     kernel: Dense
-    #: "lines": blocks whose lines are multiples of 16 bytes; "turned": those of the transposed matrix, with such lines
+    #: "lines": blocks whose lines are multiples of 16 bytes; "turned": those of the transposed matrix; "turned lines":
+    #: both
     blocks: str = ""
     #: "C" or "F": the order of a copy of B with such lines
     order: str = ""
@@ -146,7 +147,7 @@ class Copied(Preparation):
         """The matrix whose blocks are the copy, what makes the copy, and its shape and dtype."""
         data, line = call.operand.arrays[0], inner.lines
         operand, places = call.operand, None
-        if self.blocks == "turned":
+        if self.blocks.startswith("turned"):
             indices, bounds, places = operand.index(call.stored_columns, True)
             data = data.swapaxes(1, 2)
             shape = (inner.block_rows * inner.R, inner.block_cols * inner.K)
@@ -290,10 +291,10 @@ def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
 def copied(problem: Problem, blocks: str, order: str, parts: int, result: bool = False) -> Problem:
     """The product with copies of operands (see `Copied`)."""
     if blocks:
-        stored = replace(problem, transposed=problem.transposed and blocks != "turned", line=0)
+        turned = blocks.startswith("turned")
+        stored = replace(problem, transposed=problem.transposed and not turned, aligned=True, line=0, turned=turned)
         line = _whole_lines(stored.lines, BYTES[problem.types.a])
-        line = 0 if line == stored.lines else line
-        problem = replace(stored, line=line, aligned=True, turned=blocks == "turned")
+        problem = replace(stored, line=line) if blocks.endswith("lines") and line > stored.lines else stored
     if order:
         problem = replace(problem, b_order=order, parts=max(1, parts))
     return replace(problem, c_order="C") if result else problem
@@ -305,6 +306,8 @@ def _copies_of_blocks(problem: Problem) -> Iterator[str]:
         yield "lines"
     if problem.transposed:
         yield "turned"
+        if problem.K * BYTES[problem.types.a] % LINE:
+            yield "turned lines"
 
 
 def _copies_of_B(problem: Problem) -> Iterator[tuple[str, int]]:
