@@ -203,7 +203,8 @@ class Reductions(Extremes):
         by_column = self._by_column(blocks, line)
         few = self._backend.loops is not None and max(self._shape) < _INT32_MAX
         dtype = np.dtype(np.int32 if few else np.int64)
-        return self._backend.reduce_lines("count", blocks, by_column, self._block_shape[1], dtype)
+        counts = self._backend.reduce_lines("count", blocks, by_column, self._block_shape[1], dtype)
+        return counts.astype(np.int64, copy=False)
 
 
 _FROBENIUS = (None, "fro", "f")

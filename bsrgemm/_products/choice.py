@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from .call import Problem
 from .costs import H200
@@ -29,5 +28,3 @@ def variants(problem: Problem) -> Iterator[Dense]:
     serving = [kernel for kernel in DENSE if kernel.serves(problem)]
     for kernel in sorted(serving, key=lambda kernel: kernel.best(problem).seconds(problem, H200)):
         yield from kernel.variants(problem)
-    if problem.N == 1 and SpmvSmall.serves(problem):
-        yield Spmv.best(replace(problem, aligned=False))

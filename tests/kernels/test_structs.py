@@ -91,7 +91,9 @@ def test_a_patch_over_other_fields_is_refused(names: tuple[str, str]) -> None:
 
 def test_the_compiler_is_told_of_inner_structs_too() -> None:
     told = dict(product_arguments.gemm_sm80("f32").defines())
-    assert told["GEMM_SM80_OFFSETS"] == f"0,{product_arguments.product('f32').size}"
+    schedule = product_arguments.product("f32").size
+    line = schedule + product_arguments.SCHEDULE.size
+    assert told["GEMM_SM80_OFFSETS"] == f"0,{schedule},{line},{line + 4}"
     assert {"GEMM_SM80_BYTES", "PRODUCT_BYTES", "PRODUCT_OFFSETS", "SCHEDULE_BYTES", "SCHEDULE_OFFSETS"} <= told.keys()
 
 

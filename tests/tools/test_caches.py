@@ -91,7 +91,7 @@ CACHES: dict[str, dict[str, str]] = {
         "products/test_operand.py",
         "Operand.wide": "the arrays, and which of the real matrices it is",
     },
-    "_products/prepared.py": {"wants_aligned_rows": "the problem", "column_panel": "the problem"},
+    "_products/prepared.py": {"fastest": "the problem and the card"},
     "_products/spmm.py": {
         "spmm_small": "types, sizes and layout",
         "spmm_staged": "types, sizes and shared memory",
@@ -100,7 +100,6 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/spmv_small.py": {"spmv_small": "types, sizes, layout and row length"},
     "_products/tuned.py": {
         "_loaded": "the file, whose name has the card: products/test_tuned.py",
-        "Table.chosen": "the problem, the forced kernel, the device, and the table: products/test_tuned.py",
         "_card_name": "device",
     },
     "_attention/arguments.py": {
