@@ -149,6 +149,11 @@ class Lie(NamedTuple):
         """The elements between the first and the last one, and the rest of the last line."""
         return max(n * stride for n, stride in zip(self.shape, self.strides, strict=True)) // self.itemsize
 
+    def columns(self, first: int, count: int) -> Lie:
+        """Some columns of it."""
+        address = self.address + first * self.strides[-1]
+        return self._replace(shape=(*self.shape[:-1], count), address=address)
+
     @classmethod
     def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
         """A new array in row-major order."""

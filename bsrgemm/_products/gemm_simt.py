@@ -284,6 +284,7 @@ class GemmFew(ByRows, source="gemm_few.cu", argument=arguments.product, needs="s
 
     def prepare(self, call: Kind, card: Card) -> Launch:
         # A may be read before the kernels in front have ended, unless one of these still makes a copy of it.
-        ahead = overlapping.thread.active and overlapping.can_overlap(card.arch) and call.operand.whole is not None
+        as_stored = call.operand.whole is not None and not call.copied
+        ahead = overlapping.thread.active and overlapping.can_overlap(card.arch) and as_stored
         ready = replace(self, read_ahead=True) if ahead else self
         return super(GemmFew, ready).prepare(call, card)

@@ -119,6 +119,7 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
             and problem.lines * size % 16 == 0
             and (problem.b_order == "C" or K * size % 16 == 0)
             and problem.block_rows * _rows_of_tiles(problem.R) < 2**31
+            and problem.lines * (K if problem.transposed else problem.R) < 2**32
         )
 
     @classmethod

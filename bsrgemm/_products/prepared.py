@@ -141,7 +141,7 @@ class Copied(Preparation):
             launch = kernel.prepare(Kind(kind, operand, B, out, bool(self.blocks)), card)
             steps.append(_Panel(first, n, bool(self.blocks), copy_b, launch, copy_c))
         # Without memory for the copies, the product takes the operands themselves, and the next call tries again.
-        return Chain(steps, rooms, otherwise=lambda: choose(problem, card, copies=False).prepare(call, card))
+        return Chain(steps, rooms, otherwise=lambda: fastest(problem, card, False).prepare(call, card))
 
     def _copied_blocks(self, call: Kind, inner: Problem) -> tuple[Operand, Launch, tuple[Any, Any]]:
         """The matrix whose blocks are the copy, what makes the copy, and its shape and dtype."""
@@ -393,5 +393,7 @@ def fastest(problem: Problem, card: Card, copies: bool) -> Dense:
 
 
 def _columns(x: Any, first: int, count: int) -> Any:
-    """Some columns of an operand."""
-    return x if first == 0 and count == x.shape[-1] else x[..., first : first + count]
+    """Some columns of an operand, or of one that is not there yet."""
+    if first == 0 and count == x.shape[-1]:
+        return x
+    return x.columns(first, count) if isinstance(x, Lie) else x[..., first : first + count]

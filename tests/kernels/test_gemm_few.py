@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.launch import Launch
 from bsrgemm._products.gemm_simt import GemmFew
+from bsrgemm._products.rearrange import Rearrange
 
 from ..devices import Device
 from .products import BF16, F16, F32, Bsr, Case, cases, check, few_ctas, matrix, numbers
@@ -90,6 +93,31 @@ def test_a_matrix_may_be_read_ahead(overlaps: bool, device: Device, rng: np.rand
     device.needs("sm_90")
     with bg.overlapping() if overlaps else contextlib.nullcontext():
         check(device, KERNEL, replace(SMALL, rows=6), matrix(rng, SMALL))
+
+
+@pytest.mark.emulated
+def test_a_copy_of_the_blocks_is_not_read_ahead(
+    device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is made by the kernel in front: blocks that begin at no multiple of 16 bytes are copied first."""
+    device.needs("sm_90a")
+    A = matrix(rng, Case(F16, (16, 32), 4, rows=3, cols=3), unique=True)
+    data = device.asarray(np.zeros(A.data.size + 1, F16))[1:].reshape(A.data.shape)
+    data[...] = device.asarray(A.data)
+    M = bg.bsr_array((data, device.asarray(A.indices), device.asarray(A.indptr)), shape=A.shape)
+    started, start = [], Launch.start
+
+    def noting(self: Launch, *operands: Any, **how: Any) -> bool:
+        started.append(self.kernel)
+        return start(self, *operands, **how)
+
+    monkeypatch.setattr(Launch, "start", noting)
+    B = numbers(rng, (A.shape[1], 4), F16)
+    with bg.overlapping(), force_kernel(KERNEL):
+        got = M @ device.asarray(B)
+    np.testing.assert_array_equal(device.asnumpy(got), A.dense @ B.astype(float))
+    copying, multiplying = started
+    assert isinstance(copying, Rearrange) and isinstance(multiplying, GemmFew) and not multiplying.read_ahead
 
 
 @pytest.mark.races

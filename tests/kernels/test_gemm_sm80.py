@@ -12,7 +12,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
-from bsrgemm._products import dense, gemm_sm80
+from bsrgemm._products import dense, gemm_sm80, prepared
 
 from ..devices import Device
 from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Case, cases, check, few_ctas, matrix, numbers
@@ -229,6 +229,27 @@ def test_complex_products_go_through_real_ones(case: Case, device: Device, rng: 
     M.data *= 2
     A.data *= 2
     check(device, None, case, A, M)
+
+
+@pytest.mark.emulated
+def test_real_products_of_complex_ones_may_come_in_panels(
+    device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their operand is not there yet when the panels are prepared."""
+    device.needs("sm_90a")
+    monkeypatch.setattr(prepared, "_PANEL_BYTES", 200_000)
+    monkeypatch.setattr(prepared, "_PANEL_COLUMNS", 64)
+    usual = prepared.fastest
+
+    def by_panels(problem: Any, card: Any, copies: bool) -> Any:
+        every = (x for x in prepared.options(problem, copies) if isinstance(x, prepared.Copied) and x.order)
+        return next(every, None) or usual(problem, card, copies)
+
+    monkeypatch.setattr(prepared, "fastest", by_panels)
+    case = Case(C64, (32, 32), 200)
+    with device.kernels() as kernels:
+        check(device, None, case, matrix(rng, case))
+    assert kernels.count("rearrange") > 1 and "gemm_sm90" in kernels
 
 
 @pytest.mark.large

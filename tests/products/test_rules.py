@@ -55,6 +55,13 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def test_a_copied_block_has_fewer_than_2_32_elements() -> None:
+    """gemm_sm80 multiplies the lines of a block by their length in 32 bits."""
+    narrow = problem(np.dtype(np.int8), "sm_80", R=2**27, K=1, line=16, blocks=2, block_rows=1)
+    assert GemmSm80.serves(narrow)
+    assert not GemmSm80.serves(replace(narrow, line=32))
+
+
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_what_the_tensor_cores_count_fits_their_integers(limit: str, arch: str) -> None:
