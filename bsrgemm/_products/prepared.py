@@ -229,17 +229,21 @@ class RealViews(Preparation):
         A, axis = call.operand, 1 if problem.transposed else 2
         wide = self._real_matrix(A, real, axis)
         operand = operand_of(wide)
+        width = _whole_lines(2 * N, real.itemsize)
+        panel = Lie(real, (2 * rows, 2 * N), (width * real.itemsize, real.itemsize))
+        written = Lie.in_order(real, (problem.block_rows * problem.R, 2 * N))
         kind = replace(
             problem, types=Types(name, name, name, name, problem.types.index), K=2 * K, N=2 * N, b_order="C",
-            c_order="C", overwrite=True, aligned=operand.pointer % 16 == 0,
+            c_order=order_of(written), overwrite=True, aligned=operand.pointer % 16 == 0,
         )  # fmt: skip
-        lies = (Lie.in_order(real, (2 * rows, 2 * N)), Lie.in_order(real, (problem.block_rows * problem.R, 2 * N)))
-        inner = choose(kind, card).prepare(Kind(kind, operand, *lies), card)
+        inner = choose(kind, card).prepare(Kind(kind, operand, panel, written), card)
         data, overwrite = A.source[0], problem.overwrite
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
             B, out, panels = arrays
+            real_b = panels.reshape(2 * rows, width)[:, : 2 * N]
+            panels = panels[..., :N, :]
             left, right = cupy.split(wide.data, 2, axis=axis)
             left[...], right[...] = data.real, data.imag
             parts = B.reshape(rows // K, K, N)
@@ -248,13 +252,13 @@ class RealViews(Preparation):
             cupy.negative(parts.imag, out=panels[:, 1, :, :, 0])
             straight = direct and isinstance(alpha, int | float)
             result = out.reshape(-1, N) if straight else cupy.empty((problem.block_rows * problem.R, N), out.dtype)
-            inner.start((panels.reshape(2 * rows, 2 * N), result.view(real)), alpha if straight else 1, 0)
+            inner.start((real_b, result.view(real)), alpha if straight else 1, 0)
             if not straight:
                 result *= alpha
                 result = result.reshape(out.shape)
                 out[...] = result if overwrite else result + beta * out
 
-        return Chain([multiply], [((rows // K, 2, K, N, 2), real)])
+        return Chain([multiply], [((rows // K, 2, K, width // 2, 2), real)])
 
     @staticmethod
     def _real_matrix(A: Operand, real: np.dtype[Any], axis: int) -> _RealMatrix:
