@@ -31,7 +31,7 @@ CHECK_LAYOUT(Fill, FILL, (data)(indices)(indptr)(places)(to)(twice)(block_rows)(
 #endif
 
 constexpr int kUnit = 16 / int(sizeof(Word));  // elements of a store of zeros; no column of 16 bytes is in two blocks
-constexpr int kAhead = 4;  // elements of a thread that are under way together
+constexpr int kAhead = 4;  // blocks of a group of lanes that are under way together
 
 // Grid: block rows, parts of a block row times windows. CTAs go on where the grid ends.
 extern "C" __global__ void __launch_bounds__(kThreads) fill(const __grid_constant__ Fill p) {
@@ -58,31 +58,38 @@ extern "C" __global__ void __launch_bounds__(kThreads) fill(const __grid_constan
       }
     __syncthreads();
 
-    // A group of lanes has an entry, and its lanes have elements of the block.
+    // A group of lanes has kAhead entries, and its lanes have elements of these blocks.
     const Range stored = blocks_of_row(p.indptr, i, p.blocks);
-    const int lane = threadIdx.x % p.lanes, size = rows * p.K;
-    for (i64 entry = stored.first + threadIdx.x / p.lanes; entry < stored.last; entry += kThreads / p.lanes) {
-      const i64 column = p.indices[entry];
-      if (column < left || column >= right) continue;
-      const i64 block = p.places == nullptr ? entry : p.places[entry];
-      if (u64(block) >= u64(p.blocks)) continue;
-      const Word* from = p.data + block * p.R * p.K + (p.places == nullptr ? top * p.K : top);
-#pragma unroll 1
-      for (int first = lane; first < size; first += kAhead * p.lanes) {
+    const int lane = threadIdx.x % p.lanes, size = rows * p.K, groups = kThreads / p.lanes;
+    for (i64 first = stored.first + threadIdx.x / p.lanes; first < stored.last; first += kAhead * groups) {
+      const Word* from[kAhead];
+      int column[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const i64 entry = first + j * groups, found = entry < stored.last ? p.indices[entry] : -1;
+        const i64 block = found < 0 || p.places == nullptr ? entry : p.places[entry];
+        const bool here = found >= left && found < right && u64(block) < u64(p.blocks);
+        column[j] = here ? int(found) : -1;
+        from[j] = p.data + block * p.R * p.K + (p.places == nullptr ? top * p.K : top);
+      }
+      for (int at = lane; at < size; at += p.lanes) {
+        const int r = at / p.K, k = at - r * p.K, offset = p.places == nullptr ? at : k * p.R + r;
         Word words[kAhead];
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const int at = first + j * p.lanes, r = at / p.K;
-          if (at < size) words[j] = from[p.places == nullptr ? at : (at - r * p.K) * p.R + r];
-        }
+        for (int j = 0; j < kAhead; ++j)
+          if (column[j] >= 0) words[j] = from[j][offset];
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
-          const int at = first + j * p.lanes, r = at / p.K, x = int(column) * p.K + at - r * p.K, of = x / wide;
-          if (at < size) p.to[of * all + line + r * p.line + (x - of * wide)] = words[j];
+          const int x = column[j] * p.K + k, of = x / wide;
+          if (column[j] >= 0) p.to[of * all + line + r * p.line + (x - of * wide)] = words[j];
         }
       }
-      const u32 bit = 1u << (column - left) % 32;
-      if (lane == 0 && atomicOr(&seen[(column - left) / 32], bit) & bit) again = 1;
+      if (lane > 0) continue;
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int bit = column[j] - left;
+        if (column[j] >= 0 && atomicOr(&seen[bit / 32], 1u << bit % 32) >> bit % 32 & 1) again = 1;
+      }
     }
     __syncthreads();
     if (threadIdx.x == 0) p.twice[i * (p.parts * p.windows) + at] = u8(again);

@@ -57,18 +57,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) mend(const __grid_
       const i64 x = first + j * kThreads + threadIdx.x;
       spoiled[j] = x < wide && !is_finite(load<Acc>(target[x * step]));
     }
-    bool all = false;  // of a row, if all of these are in one
-    if (!p.across)
-      for (int j = 0; j < p.each; ++j) all |= p.twice[y / a.R * p.each + j] != 0;
+    // What is said of the block rows of these elements lies side by side.
+    const i64 top = p.across ? first / a.R : y / a.R;
+    const i64 bottom = p.across ? (min(wide, first + kThreads * kWide) - 1) / a.R : top;
+    int said = 0;
+    for (i64 i = top * p.each + threadIdx.x; i < (bottom + 1) * p.each; i += kThreads) said |= p.twice[i];
+    const bool any = __syncthreads_or(said);
 #pragma unroll 1
     for (int j = 0; j < kWide; ++j) {
       const i64 x = first + j * kThreads + threadIdx.x;
       if (x >= wide) continue;
       const i64 m = p.across ? x : y, n = p.across ? y : x, i = m / a.R;
-      bool wrong = all;
+      bool wrong = any && !p.across;
 #pragma unroll
       for (int other = 0; other < kWide; ++other) wrong |= other == j && spoiled[other];
-      if (p.across)
+      if (any && p.across)
         for (int other = 0; other < p.each; ++other) wrong |= p.twice[i * p.each + other] != 0;
       if (wrong) store_sum(a, target + x * step, element(a, i, int(m - i * a.R), a.b + batch * a.b_batch + n * a.b_col));
     }
