@@ -51,11 +51,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) mend(const __grid_
   for (i64 y = blockIdx.y; y < high; y += gridDim.y)
   for (i64 first = i64(blockIdx.x) * (kThreads * kWide); first < wide; first += i64(gridDim.x) * (kThreads * kWide)) {
     C* target = a.c + batch * a.c_batch + y * line;
-    bool spoiled[kWide];
+    u32 spoiled = 0;  // a bit for each element
 #pragma unroll
     for (int j = 0; j < kWide; ++j) {
       const i64 x = first + j * kThreads + threadIdx.x;
-      spoiled[j] = x < wide && !is_finite(load<Acc>(target[x * step]));
+      if (x < wide && !is_finite(load<Acc>(target[x * step]))) spoiled |= 1u << j;
     }
     // What is said of the block rows of these elements lies side by side.
     const i64 top = p.across ? first / a.R : y / a.R;
@@ -63,16 +63,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) mend(const __grid_
     int said = 0;
     for (i64 i = top * p.each + threadIdx.x; i < (bottom + 1) * p.each; i += kThreads) said |= p.twice[i];
     const bool any = __syncthreads_or(said);
+    if (!any && spoiled == 0) continue;
 #pragma unroll 1
     for (int j = 0; j < kWide; ++j) {
       const i64 x = first + j * kThreads + threadIdx.x;
       if (x >= wide) continue;
       const i64 m = p.across ? x : y, n = p.across ? y : x, i = m / a.R;
-      bool wrong = any && !p.across;
-#pragma unroll
-      for (int other = 0; other < kWide; ++other) wrong |= other == j && spoiled[other];
-      if (any && p.across)
-        for (int other = 0; other < p.each; ++other) wrong |= p.twice[i * p.each + other] != 0;
+      bool wrong = spoiled >> j & 1;
+      for (int k = 0; any && k < p.each; ++k) wrong |= p.twice[i * p.each + k] != 0;
       if (wrong) store_sum(a, target + x * step, element(a, i, int(m - i * a.R), a.b + batch * a.b_batch + n * a.b_col));
     }
   }

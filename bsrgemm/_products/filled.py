@@ -58,7 +58,7 @@ class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
         window = max(1, -(-_LEAST_BYTES // least), -(-p.block_cols // some))
         window = min(window, _MOST_WINDOW, p.block_cols)
         windows = -(-p.block_cols // window)
-        lanes = ceil_power_of_two(high * p.K, 32)
+        lanes = ceil_power_of_two(high * p.K, self.threads)
         packed = arguments.FILL.pack(
             data=0, to=0, twice=0, **dict(zip(("indices", "indptr", "places"), addresses, strict=True)),
             block_rows=p.block_rows, block_cols=p.block_cols, blocks=p.blocks, wide=inner.K, line=inner.lines,

@@ -188,7 +188,7 @@ class Filled(Preparation):
     kernel: Dense
 
     costs: ClassVar = {
-        "launch": 3.68, "fill": 0.58,
+        "t0": 15.0, "fill": 0.47, "store": 0.1, "read": 0.3,
     }  # fmt: skip
 
     @classmethod
@@ -213,8 +213,8 @@ class Filled(Preparation):
         inner, x = filled(problem), self.costs
         stored, _, result = operand_bytes(problem)
         written = inner.blocks * inner.R * inner.lines * BYTES[problem.types.a]
-        around = 2 * x["launch"] + memory(card, stored, written, result) / x["fill"]
-        return self.kernel.seconds(inner, card) + 1e-6 * around
+        around = [memory(card, n) / x[of] for n, of in ((stored, "store"), (written, "fill"), (result, "read"))]
+        return self.kernel.seconds(inner, card) + 1e-6 * (x["t0"] + sum(around))
 
     def prepare(self, call: Kind, card: Card) -> Chain:
         problem, inner, stored = call.problem, filled(call.problem), call.operand.arrays[0]
