@@ -37,8 +37,6 @@ _PANEL_BYTES = 256 << 20
 _MOST_BYTES = 4 << 30
 #: Bytes that the memory reads or writes at least.
 _SECTOR = 32
-#: With fewer columns than this, copying complex A and B costs more than the tensor cores save.
-_LEAST_COMPLEX_COLUMNS = 64
 _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
     "c64": ("f32", np.dtype(np.float32)),
     "c128": ("f64", np.dtype(np.float64)),
@@ -277,7 +275,7 @@ class RealViews(Preparation):
             and problem.batches == 1
             and problem.R % 16 == 0
             and problem.K % 8 == 0
-            and problem.N >= _LEAST_COMPLEX_COLUMNS
+            and problem.line == 0
             and 0 < 2 * problem.blocks * problem.R * problem.K < 2**31
             and tensor_arch(problem.arch)
         )
@@ -286,9 +284,30 @@ class RealViews(Preparation):
     def best(cls, problem: Problem) -> RealViews:
         return cls()
 
+    costs: ClassVar = {
+        "launch": 3.68, "launches": 7.0, "copy": 0.4,
+    }  # fmt: skip
+
+    @staticmethod
+    def real(problem: Problem, aligned: bool = True) -> Problem:
+        """The product of real matrices."""
+        name, dtype = _REAL[problem.types.a]
+        written = Lie.in_order(dtype, (problem.block_rows * problem.R, 2 * problem.N))
+        return replace(
+            problem, types=Types(name, name, name, name, problem.types.index), K=2 * problem.K, N=2 * problem.N,
+            b_order="C", c_order=order_of(written), overwrite=True, aligned=aligned,
+        )  # fmt: skip
+
+    def seconds(self, problem: Problem, card: Card) -> float:
+        """The real product, and what is written of A, and of B twice."""
+        x, (a, b, _) = self.costs, operand_bytes(problem)
+        copies = x["launches"] * x["launch"] + memory(card, 3 * a, 6 * b) / x["copy"]
+        inner = self.real(problem)
+        return fastest(inner, card, True).seconds(inner, card) + 1e-6 * copies
+
     def prepare(self, call: Kind, card: Card) -> Chain:
         problem, out = call.problem, call.out
-        name, real = _REAL[problem.types.a]
+        real = _REAL[problem.types.a][1]
         K, N, rows = problem.K, problem.N, problem.block_cols * problem.K
         A, axis = call.operand, 1 if problem.transposed else 2
         wide = self._real_matrix(A, real, axis)
@@ -296,10 +315,7 @@ class RealViews(Preparation):
         width = _whole_lines(2 * N, real.itemsize)
         panel = Lie(real, (2 * rows, 2 * N), (width * real.itemsize, real.itemsize))
         written = Lie.in_order(real, (problem.block_rows * problem.R, 2 * N))
-        kind = replace(
-            problem, types=Types(name, name, name, name, problem.types.index), K=2 * K, N=2 * N, b_order="C",
-            c_order=order_of(written), overwrite=True, aligned=operand.pointer % 16 == 0,
-        )  # fmt: skip
+        kind = self.real(problem, operand.pointer % 16 == 0)
         inner = choose(kind, card).prepare(Kind(kind, operand, panel, written), card)
         data, overwrite = A.source[0], problem.overwrite
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
@@ -344,6 +360,8 @@ def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
         yield from (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
         return
     yield from _with_copies(problem, DENSE)
+    if RealViews.serves(problem):
+        yield RealViews.best(problem)
     if Filled.serves(problem):
         yield from map(Filled, _with_copies(filled(problem), [x for x in DENSE if issubclass(x, Tiled)]))
 
@@ -440,7 +458,8 @@ def _batch(x: Any) -> Any:
 
 def compiled_for(problem: Problem, card: Card) -> Dense:
     """Return the kernel that multiplies where nothing is forced or tuned; those that copy are few."""
-    return innermost(fastest(problem, card, True))
+    found = fastest(problem, card, True)
+    return compiled_for(RealViews.real(problem), card) if isinstance(found, RealViews) else innermost(found)
 
 
 def innermost(kernel: Any) -> Dense:
@@ -457,13 +476,11 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
     With `copies` it may be a preparation, which copies an operand for another kernel.
     """
     forced = forced_kernel.name
-    if copies and RealViews.serves(problem):
-        return RealViews.best(problem)
     if forced is None:
         stored = tuned.stored(problem)
         return fastest(problem, card, copies) if stored is None else stored
     for kernel in (*variants(problem), *options(problem, copies)):
-        if type(innermost(kernel)).__name__ == forced:
+        if type(innermost(kernel)).__name__ == forced or isinstance(kernel, RealViews):  # whose real product is forced
             return kernel
     raise ValueError(f"{forced} cannot multiply this: {problem}")
 

@@ -20,7 +20,7 @@ from .costs import H200, memory
 from .dense import Dense
 from .filled import filled
 from .operand import Kind, Operand
-from .prepared import options
+from .prepared import RealViews, options
 from .rearrange import Rearrange
 
 #: Microseconds of a launch that copies, and the share of the bandwidth that it reaches, as in `prepared.Copied`.
@@ -119,7 +119,8 @@ class SampledDense:
 def _multiplying(problem: Problem, card: Card) -> tuple[Problem, Dense]:
     """The dense product with a copy of X, in lines of whole 16 bytes or not, and its fastest kernel."""
     whole = filled(problem)
-    found = ((inner, kernel) for inner in dict.fromkeys((whole, replace(whole, line=0))) for kernel in options(inner))
+    every = ((inner, kernel) for inner in dict.fromkeys((whole, replace(whole, line=0))) for kernel in options(inner))
+    found = (one for one in every if not isinstance(one[1], RealViews))  # which takes no copy of A
     return min(found, key=lambda one: one[1].seconds(one[0], card))
 
 
