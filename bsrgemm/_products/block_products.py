@@ -227,9 +227,7 @@ class BlockProductsSm90(
                         lists_of = replace(found.indexed("i32"), tile_m=128)
                         yield from (replace(lists_of, row_parts=n) for n in (2, 4, 8) if R == 64)
 
-    def launch(
-        self, layouts: tuple[Layout, Layout], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
-    ) -> Launch | None:
+    def launch(self, layouts: tuple[Layout, Layout], out: tuple[int, int, int], found: Lists, K: int) -> Launch | None:
         """The launch for operands of these tensor maps, or None if there are too many tiles; `out` is a shape."""
         blocks, R, N = out
         heights, parts = -(-R // self.tile_m), blocks * -(-N // self.part_n)
@@ -262,7 +260,7 @@ class BlockProductsSm90(
             numbers=numbers,
             maps=[Map(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(layouts)],
             scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
-            holds=(found, holds),
+            holds=(found,),
         )
 
 
@@ -365,9 +363,7 @@ class BlockProductsSm80(
                     if found is not None:
                         yield found if order is None else found.indexed("i32")
 
-    def launch(
-        self, steps: tuple[int, ...], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
-    ) -> Launch | None:
+    def launch(self, steps: tuple[int, ...], out: tuple[int, int, int], found: Lists, K: int) -> Launch | None:
         """The launch for operands whose lines and blocks lie so many elements apart, or None for too many tiles."""
         blocks, R, N = out
         tiles = blocks * (R // self.tile_m) * -(-N // self.part_n)
@@ -377,7 +373,7 @@ class BlockProductsSm80(
         packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
         kernel = self.indexed(element(found.right.dtype))
         write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
-        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found, holds))
+        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found,))
 
 
 @dataclass(frozen=True)

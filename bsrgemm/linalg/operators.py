@@ -399,19 +399,19 @@ class Preconditioner(ABC):
         return self @ r
 
 
-def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
+def check_matrix(A: Any, *, spread: bool = False) -> Any:
     """Return a square BSR matrix with square blocks of floats; raise TypeError or ValueError for anything else.
 
     With `spread` it may be one of which each process has some rows.
     """
     if not isinstance(A, BsrBase) and not (spread and isinstance(A, DistributedOperator)):
-        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, name)}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, 'A')}")
     if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name}: wanted a square matrix, got shape {A.shape}")
+        raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
     if A.blocksize[0] != A.blocksize[1]:
-        raise ValueError(f"{name}: wanted square blocks, got blocksize={A.blocksize}; {name}.tobsr has others")
+        raise ValueError(f"A: wanted square blocks, got blocksize={A.blocksize}; A.tobsr has others")
     if A.dtype.char not in "fdFD":
-        raise TypeError(f"{name}: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
+        raise TypeError(f"A: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
     return A
 
 
