@@ -21,6 +21,7 @@ from .engine import ProductEngine
 from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
 from .sampled import SampledLaunch
+from .sampled_dense import SampledDense
 from .transposed import transposed_copy
 
 #: Work lists hold 32-bit integers, so sizes must be smaller than this.
@@ -127,6 +128,9 @@ class CudaProducts(ProductEngine):
         operand = operand_of(pattern)
         if operand.whole is None or not operand.blocks or not X.shape[1]:
             return None
+        dense = SampledDense.of(X, Y, operand, pattern.blocksize, dtype, tf32)
+        if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
+            return dense.prepare(X, Y, operand, card())
         _, indices, indptr = operand.arrays
         return sampled.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -23,8 +23,9 @@ from .._kernels.launch import Chain, Launch
 from . import tuned
 from .call import Lie, Problem, order_of
 from .choice import DENSE, variants
-from .costs import memory
-from .dense import Dense
+from .costs import memory, operand_bytes
+from .dense import Dense, Preparation, Tiled
+from .filled import Fill, Mend, filled
 from .operand import Kind, Operand, operand_of
 from .rearrange import LINE, Rearrange
 
@@ -42,14 +43,6 @@ _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
     "c64": ("f32", np.dtype(np.float32)),
     "c128": ("f64", np.dtype(np.float64)),
 }
-
-
-class Preparation(Dense):
-    """A kernel that prepares an operand for another one. It is not compiled itself, and no variant of it is tried."""
-
-    @classmethod
-    def every(cls, dtypes: Any) -> Iterator[Any]:
-        yield from ()
 
 
 @dataclass(frozen=True)
@@ -138,8 +131,9 @@ class Copied(Preparation):
                 out = written
             kind = replace(inner, N=n, c_order=order_of(out))
             kernel = self.kernel if n == problem.N else type(self.kernel).best(kind)
-            launch = kernel.prepare(Kind(kind, operand, B, out, bool(self.blocks)), card)
-            steps.append(_Panel(first, n, bool(self.blocks), copy_b, launch, copy_c))
+            has_data = bool(self.blocks) or call.copied
+            launch = kernel.prepare(Kind(kind, operand, B, out, has_data), card)
+            steps.append(_Panel(first, n, has_data, copy_b, launch, copy_c))
         # Without memory for the copies, the product takes the operands themselves, and the next call tries again.
         return Chain(steps, rooms, otherwise=lambda: fastest(problem, card, False).prepare(call, card))
 
@@ -164,6 +158,7 @@ class _Panel:
 
     first: int
     count: int
+    #: whether the third array is a copy of A's blocks, made here or before
     blocks: bool
     copy_b: Launch | None
     launch: Any
@@ -180,6 +175,75 @@ class _Panel:
         self.launch.start((B, written, *data), *numbers)
         if self.copy_c is not None:
             self.copy_c.start((written, out))
+
+
+@dataclass(frozen=True)
+class Filled(Preparation):
+    """Fill the matrix up with zeros, and multiply it as one block row of large blocks.
+
+    Small and odd blocks leave tensor cores idle: where enough of the matrix is stored, the dense product is faster.
+    What is not finite afterwards is computed again from what is stored, and so is a block row that has a block twice.
+    """
+
+    kernel: Dense
+
+    costs: ClassVar = {
+        "t0": 15.0, "fill": 0.47, "store": 0.1, "read": 0.3,
+    }  # fmt: skip
+
+    @classmethod
+    def serves(cls, problem: Problem) -> bool:
+        columns, size = problem.block_cols * problem.K, BYTES[problem.types.a]
+        return (
+            problem.block_rows > 1
+            and problem.overwrite
+            and problem.parts == 1
+            and problem.line == 0
+            and not problem.turned
+            and max(columns + LINE, problem.R * problem.K) < 2**31
+            and problem.block_rows * problem.R * (columns * size + LINE) <= _MOST_BYTES
+        )
+
+    @classmethod
+    def best(cls, problem: Problem) -> Filled:
+        raise NotImplementedError("the kernel of a filled matrix is one of many options")
+
+    def seconds(self, problem: Problem, card: Card) -> float:
+        """The dense product, and before it the filled matrix is written, after it the result is read."""
+        inner, x = filled(problem), self.costs
+        stored, _, result = operand_bytes(problem)
+        written = inner.blocks * inner.R * inner.lines * BYTES[problem.types.a]
+        around = [memory(card, n) / x[of] for n, of in ((stored, "store"), (written, "fill"), (result, "read"))]
+        return self.kernel.seconds(inner, card) + 1e-6 * (x["t0"] + sum(around))
+
+    def prepare(self, call: Kind, card: Card) -> Chain:
+        problem, inner, stored = call.problem, filled(call.problem), call.operand.arrays[0]
+        data = Lie.in_order(stored.dtype, (inner.blocks, inner.R, inner.lines))
+        operand = call.operand.remembered(("filled", inner.R, inner.K), lambda: self._operand(call, inner))
+        launch = self.kernel.prepare(Kind(inner, operand, call.B, call.out, True), card)
+        names = problem.types
+        fill, shape = Fill(BYTES[names.a], names.index).prepare(call, card)
+        mend = Mend(names, problem.transposed).mending(call, shape[1] * shape[2])
+
+        def otherwise() -> Any:
+            return fastest(problem, card, False).prepare(call, card)
+
+        def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
+            B, out, full, twice = arrays
+            fill.start((stored, full, twice))
+            launch.start((B, out, full), alpha, beta)
+            mend.start((B, out, twice), alpha, beta)
+
+        return Chain([multiply], [(data.shape, data.dtype), (shape, np.dtype(np.uint8))], otherwise)
+
+    @staticmethod
+    def _operand(call: Kind, inner: Problem) -> Operand:
+        """The filled matrix: one block row, all of whose blocks are stored."""
+        dtype, line = call.operand.arrays[0].dtype, inner.lines * BYTES[inner.types.a]
+        data = Lie(dtype, (inner.blocks, inner.R, inner.K), (inner.R * line, line, dtype.itemsize))
+        indices = cupy.arange(inner.blocks, dtype=np.int32)
+        bounds = cupy.arange(0, inner.blocks + 1, inner.blocks, dtype=np.int32)
+        return call.operand.derived(data, indices, bounds, (inner.R, inner.block_cols * inner.K))
 
 
 @dataclass(slots=True)
@@ -229,17 +293,21 @@ class RealViews(Preparation):
         A, axis = call.operand, 1 if problem.transposed else 2
         wide = self._real_matrix(A, real, axis)
         operand = operand_of(wide)
+        width = _whole_lines(2 * N, real.itemsize)
+        panel = Lie(real, (2 * rows, 2 * N), (width * real.itemsize, real.itemsize))
+        written = Lie.in_order(real, (problem.block_rows * problem.R, 2 * N))
         kind = replace(
             problem, types=Types(name, name, name, name, problem.types.index), K=2 * K, N=2 * N, b_order="C",
-            c_order="C", overwrite=True, aligned=operand.pointer % 16 == 0,
+            c_order=order_of(written), overwrite=True, aligned=operand.pointer % 16 == 0,
         )  # fmt: skip
-        lies = (Lie.in_order(real, (2 * rows, 2 * N)), Lie.in_order(real, (problem.block_rows * problem.R, 2 * N)))
-        inner = choose(kind, card).prepare(Kind(kind, operand, *lies), card)
+        inner = choose(kind, card).prepare(Kind(kind, operand, panel, written), card)
         data, overwrite = A.source[0], problem.overwrite
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
             B, out, panels = arrays
+            real_b = panels.reshape(2 * rows, width)[:, : 2 * N]
+            panels = panels[..., :N, :]
             left, right = cupy.split(wide.data, 2, axis=axis)
             left[...], right[...] = data.real, data.imag
             parts = B.reshape(rows // K, K, N)
@@ -248,13 +316,13 @@ class RealViews(Preparation):
             cupy.negative(parts.imag, out=panels[:, 1, :, :, 0])
             straight = direct and isinstance(alpha, int | float)
             result = out.reshape(-1, N) if straight else cupy.empty((problem.block_rows * problem.R, N), out.dtype)
-            inner.start((panels.reshape(2 * rows, 2 * N), result.view(real)), alpha if straight else 1, 0)
+            inner.start((real_b, result.view(real)), alpha if straight else 1, 0)
             if not straight:
                 result *= alpha
                 result = result.reshape(out.shape)
                 out[...] = result if overwrite else result + beta * out
 
-        return Chain([multiply], [((rows // K, 2, K, N, 2), real)])
+        return Chain([multiply], [((rows // K, 2, K, width // 2, 2), real)])
 
     @staticmethod
     def _real_matrix(A: Operand, real: np.dtype[Any], axis: int) -> _RealMatrix:
@@ -275,13 +343,20 @@ def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
     if not copies:
         yield from (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
         return
+    yield from _with_copies(problem, DENSE)
+    if Filled.serves(problem):
+        yield from map(Filled, _with_copies(filled(problem), [x for x in DENSE if issubclass(x, Tiled)]))
+
+
+def _with_copies(problem: Problem, kernels: Sequence[type[Dense]]) -> Iterator[Dense]:
+    """Yield those of some kernels that can compute a product, as they are and with copies of their operands."""
     plain = problem.c_order == "C" or not problem.overwrite or problem.N == 1
     results = (False,) if plain else (False, True)
     for blocks, (order, parts), result in itertools.product(_copies_of_blocks(problem), _copies_of_B(problem), results):
         if not panel_width(problem, order, parts):
             continue
         inner = copied(problem, blocks, order, parts, result)
-        for kernel in DENSE:
+        for kernel in kernels:
             if (inner.line and not kernel.reads_lines) or not kernel.serves(inner):
                 continue
             best = kernel.best(inner)
@@ -365,8 +440,15 @@ def _batch(x: Any) -> Any:
 
 def compiled_for(problem: Problem, card: Card) -> Dense:
     """Return the kernel that multiplies where nothing is forced or tuned; those that copy are few."""
-    found = fastest(problem, card, True)
-    return found.kernel if isinstance(found, Copied) else found
+    return innermost(fastest(problem, card, True))
+
+
+def innermost(kernel: Any) -> Dense:
+    """The kernel that multiplies, behind all preparations."""
+    while isinstance(kernel, Copied | Filled):
+        kernel = kernel.kernel
+    assert isinstance(kernel, Dense)
+    return kernel
 
 
 def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
@@ -381,7 +463,7 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
         stored = tuned.stored(problem)
         return fastest(problem, card, copies) if stored is None else stored
     for kernel in (*variants(problem), *options(problem, copies)):
-        if type(kernel.kernel if isinstance(kernel, Copied) else kernel).__name__ == forced:
+        if type(innermost(kernel)).__name__ == forced:
             return kernel
     raise ValueError(f"{forced} cannot multiply this: {problem}")
 

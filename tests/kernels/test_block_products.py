@@ -12,12 +12,19 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._products import block_products, sampled
+from bsrgemm._products.sampled_dense import SampledDense
 
 from ..devices import Device, Emulated
 from ..gpu.repeats import differing
 from .products import BF16, F16, F32, F64, Bsr, Case, matrix, numbers
 
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
+
+
+@pytest.fixture(autouse=True)
+def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are too small for a dense product, or too many of their blocks are stored."""
+    monkeypatch.setattr(SampledDense, "served", False)
 
 
 @pytest.fixture(params=["sm_90a", "sm_80"])

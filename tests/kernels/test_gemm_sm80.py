@@ -215,7 +215,9 @@ def test_indices_that_were_spoiled_are_left_out_and_bounds_are_not_believed(
     "case",
     [
         Case(C64, (32, 32), 100),
+        Case(C64, (32, 32), 65),
         Case(C64, (16, 48), 100, alpha=2 - 1j, beta=0),
+        Case(C64, (16, 16), 129, alpha=1, beta=0.5j, transposed=True),
         Case(C128, (48, 16), 100, alpha=1, beta=0.5j, transposed=True),
     ],
     ids=str,

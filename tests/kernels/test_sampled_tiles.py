@@ -21,6 +21,7 @@ from bsrgemm._kernels.jit import MAX_GRID_YZ
 from bsrgemm._products import block_products, lists, sampled
 from bsrgemm._products.block_products import BlockProblem, BlockProductsSm90
 from bsrgemm._products.lists import SampledTiles
+from bsrgemm._products.sampled_dense import SampledDense
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 from ..devices import Device
@@ -28,6 +29,12 @@ from .products import BF16, F16, F32, numbers
 from .tile_lists import tiles
 
 ONE, LISTED, COPY = "block_products_sm90", "sampled_tiles", "rearrange"
+
+
+@pytest.fixture(autouse=True)
+def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are too small for a dense product, or too many of their blocks are stored."""
+    monkeypatch.setattr(SampledDense, "served", False)
 
 
 @pytest.fixture
