@@ -14,7 +14,7 @@ from .._kernels.card import Card, card
 from .._kernels.element_types import BYTES, types
 from .._kernels.launch import Chain
 from ..dtypes import accumulator_dtype
-from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90, SampledLaunch
+from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90
 from .call import Lie, Problem, order_of
 from .costs import H200, memory
 from .dense import Dense
@@ -22,6 +22,7 @@ from .filled import filled
 from .operand import Kind, Operand
 from .prepared import RealViews, options
 from .rearrange import Rearrange
+from .sampled import SampledLaunch
 
 #: Microseconds of a launch that copies, and the share of the bandwidth that it reaches, as in `prepared.Copied`.
 _LAUNCH, _COPY_RATE = 3.68, 0.58

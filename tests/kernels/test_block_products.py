@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._products import block_products
+from bsrgemm._products import block_products, sampled
 from bsrgemm._products.sampled_dense import SampledDense
 
 from ..devices import Device, Emulated
@@ -132,7 +132,10 @@ ORDERS = [*product("CF", "CF"), ("F48", "C48"), ("C48", "F48")]
 
 def copies(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
     """Let the launch copy an operand whose lines are not along K, or let no copy be worth it."""
-    monkeypatch.setattr(block_products, "_LINE_CYCLES" if wanted else "_COPY_RATE", 1e9 if wanted else 1e-30)
+    if wanted:
+        monkeypatch.setattr(block_products, "_LINE_CYCLES", 1e9)
+    else:
+        monkeypatch.setattr(sampled, "_COPY_RATE", 1e-30)
 
 
 def check_samples(
