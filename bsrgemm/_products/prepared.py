@@ -186,7 +186,7 @@ class Filled(Preparation):
     kernel: Dense
 
     costs: ClassVar = {
-        "t0": 15.0, "fill": 0.47, "store": 0.1, "read": 0.3,
+        "t0": 13.5, "fill": 0.525, "store": 0.0626, "read": 0.296,
     }  # fmt: skip
 
     @classmethod
@@ -194,6 +194,7 @@ class Filled(Preparation):
         columns, size = problem.block_cols * problem.K, BYTES[problem.types.a]
         return (
             problem.block_rows > 1
+            and problem.blocks > 0
             and problem.overwrite
             and problem.parts == 1
             and problem.line == 0

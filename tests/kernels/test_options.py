@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,3 +122,25 @@ def matrix_of(dense: np.ndarray[Any, Any], block: tuple[int, int]) -> Bsr:
     blocks = dense.reshape(M // R, R, N // K, K).swapaxes(1, 2)
     rows, columns = blocks.any(axis=(2, 3)).nonzero()
     return Bsr(blocks[rows, columns], columns, np.searchsorted(rows, np.arange(M // R + 1)), (M, N))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [F16, F32, F64, np.dtype("F"), I8], ids=str)
+@pytest.mark.parametrize("N", [2, 16, 64, 130])
+def test_matrices_without_rows_columns_or_blocks(N: int, dtype: Any, arch: str, device: Device) -> None:
+    """Nothing is launched with a grid of no CTAs."""
+    device.needs(arch)
+    for block in ((2, 3), (16, 16), (24, 40)):
+        for rows, columns, beta in itertools.product((0, 3), (0, 4), (0, 3)):
+            shape = rows * block[0], columns * block[1]
+            A = bg.bsr_array(
+                tuple(
+                    device.asarray(x)
+                    for x in (np.zeros((0, *block), dtype), np.zeros(0, np.int32), np.zeros(rows + 1, np.int32))
+                ),
+                shape=shape,
+            )
+            for M, (high, wide) in ((A, shape), (A.T, shape[::-1])):
+                out = device.asarray(np.ones((high, N), dtype))
+                bg.matmul(M, device.asarray(np.ones((wide, N), dtype)), out=out, beta=beta)
+                assert (device.asnumpy(out) == beta).all()
