@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -44,14 +44,33 @@ _REAL: dict[str, tuple[str, np.dtype[Any]]] = {
 
 
 @dataclass(frozen=True)
-class Copied(Preparation):
+class Holder(Preparation):
+    """A preparation that holds the kernel, or another preparation, which computes what is prepared."""
+
+    kernel: Any
+
+    def inner(self, problem: Problem) -> Problem:
+        """The product that the kernel computes."""
+        raise NotImplementedError
+
+    def around(self, problem: Problem, inner: Problem, card: Card) -> float:
+        """Seconds of what is done before and after it."""
+        raise NotImplementedError
+
+    def seconds(self, problem: Problem, card: Card) -> float:
+        inner = self.inner(problem)
+        found: float = self.kernel.seconds(inner, card) + self.around(problem, inner, card)
+        return found
+
+
+@dataclass(frozen=True)
+class Copied(Holder):
     """Copy the blocks of A, or B, or the result, for a kernel that cannot take them as they lie, or is slower so.
 
     All copies are exact, or rounded as the kernel would round. What they need of memory is allocated for a call. B is
     copied and multiplied in panels of columns if its copy is large.
     """
 
-    kernel: Dense
     #: "lines": blocks whose lines are multiples of 16 bytes; "turned": those of the transposed matrix; "turned lines":
     #: both
     blocks: str = ""
@@ -66,27 +85,27 @@ class Copied(Preparation):
         "launch": 3.68, "copy": 0.58,
     }  # fmt: skip
 
-    def copied(self, problem: Problem) -> Problem:
+    def inner(self, problem: Problem) -> Problem:
         """The product that the kernel computes."""
         return copied(problem, self.blocks, self.order, self.parts, self.result)
 
-    def seconds(self, problem: Problem, card: Card) -> float:
-        """The kernel, and the copies before and after it."""
-        if self.bytes(problem) > _MOST_BYTES:
+    def around(self, problem: Problem, inner: Problem, card: Card) -> float:
+        """The copies before and after the kernel."""
+        if self.bytes(problem, inner) > _MOST_BYTES:
             return math.inf
-        copies = 1e-6 * self.microseconds_of_copies(problem, card, self.costs)
-        return self.kernel.seconds(self.copied(problem), card) + copies
+        return 1e-6 * self.microseconds_of_copies(problem, inner, card)
 
-    def bytes(self, problem: Problem) -> int:
+    def bytes(self, problem: Problem, inner: Problem) -> int:
         """The memory for copies of A's blocks and of the result; that for B is bounded by its panels."""
-        names, inner = problem.types, self.copied(problem)
+        names = problem.types
         blocks = problem.blocks * problem.R * max(inner.lines, problem.K) * BYTES[names.a] if self.blocks else 0
         lines = _whole_lines(problem.N, BYTES[names.c]) * BYTES[names.c]
         return blocks + (problem.batches * problem.block_rows * problem.R * lines if self.result else 0)
 
-    def microseconds_of_copies(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
+    def microseconds_of_copies(self, problem: Problem, inner: Problem, card: Card) -> float:
         """A launch for each, and what they read and write, of each row of few columns at least a sector."""
-        inner, launches, moved, names = self.copied(problem), 0, 0, problem.types
+        x = self.costs
+        launches, moved, names = 0, 0, problem.types
         panels = -(-problem.N // panel_width(problem, self.order, self.parts))
         if self.blocks:
             launches, moved = 1, problem.blocks * problem.R * (problem.K + inner.lines) * BYTES[names.a]
@@ -100,7 +119,7 @@ class Copied(Preparation):
         return launches * x["launch"] + memory(card, moved) / x["copy"]
 
     def prepare(self, call: Kind, card: Card) -> Chain:
-        problem, inner, operand = call.problem, self.copied(call.problem), call.operand
+        problem, inner, operand = call.problem, self.inner(call.problem), call.operand
         rooms: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         steps: list[Any] = []
         if self.blocks:
@@ -176,14 +195,12 @@ class _Panel:
 
 
 @dataclass(frozen=True)
-class Filled(Preparation):
+class Filled(Holder):
     """Fill the matrix up with zeros, and multiply it as one block row of large blocks.
 
     Small and odd blocks leave tensor cores idle: where enough of the matrix is stored, the dense product is faster.
     What is not finite afterwards is computed again from what is stored, and so is a block row that has a block twice.
     """
-
-    kernel: Dense
 
     costs: ClassVar = {
         "t0": 13.5, "fill": 0.525, "store": 0.0626, "read": 0.296,
@@ -207,13 +224,16 @@ class Filled(Preparation):
     def best(cls, problem: Problem) -> Filled:
         raise NotImplementedError("the kernel of a filled matrix is one of many options")
 
-    def seconds(self, problem: Problem, card: Card) -> float:
-        """The dense product, and before it the filled matrix is written, after it the result is read."""
-        inner, x = filled(problem), self.costs
+    def inner(self, problem: Problem) -> Problem:
+        return filled(problem)
+
+    def around(self, problem: Problem, inner: Problem, card: Card) -> float:
+        """The filled matrix is written, and the result is read."""
+        x = self.costs
         stored, _, result = operand_bytes(problem)
         written = inner.blocks * inner.R * inner.lines * BYTES[problem.types.a]
         around = [memory(card, n) / x[of] for n, of in ((stored, "store"), (written, "fill"), (result, "read"))]
-        return self.kernel.seconds(inner, card) + 1e-6 * (x["t0"] + sum(around))
+        return 1e-6 * (x["t0"] + float(sum(around)))
 
     def prepare(self, call: Kind, card: Card) -> Chain:
         problem, inner, stored = call.problem, filled(call.problem), call.operand.arrays[0]
@@ -357,41 +377,73 @@ class RealViews(Preparation):
 
 def options(problem: Problem, copies: bool = True) -> Iterator[Dense]:
     """Yield everything that can compute a product: kernels as they are, and kernels with copies of their operands."""
-    if not copies:
-        yield from (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
-        return
-    yield from _with_copies(problem, DENSE)
-    if RealViews.serves(problem):
+    for way, inner in _ways(problem) if copies else [((), problem)]:
+        yield from (_held(way, kernel) for kernel in _serving(way, inner))
+    if copies and RealViews.serves(problem):
         yield RealViews.best(problem)
+
+
+#: Preparations around each other, each with the product that is asked of it, the outermost first.
+Way = tuple[tuple[Holder, Problem], ...]
+
+
+def _ways(problem: Problem) -> Iterator[tuple[Way, Problem]]:
+    """Yield how operands can be prepared, and the product that a kernel computes then; first not at all."""
+    yield from _with_copies((), problem)
     if Filled.serves(problem):
-        yield from map(Filled, _with_copies(filled(problem), [x for x in DENSE if issubclass(x, Tiled)]))
+        yield from _with_copies(((Filled(None), problem),), filled(problem))
 
 
-def _with_copies(problem: Problem, kernels: Sequence[type[Dense]]) -> Iterator[Dense]:
-    """Yield those of some kernels that can compute a product, as they are and with copies of their operands."""
+def _with_copies(way: Way, problem: Problem) -> Iterator[tuple[Way, Problem]]:
     plain = problem.c_order == "C" or not problem.overwrite or problem.N == 1
     results = (False,) if plain else (False, True)
     for blocks, (order, parts), result in itertools.product(_copies_of_blocks(problem), _copies_of_B(problem), results):
-        if not panel_width(problem, order, parts):
+        if not (blocks or order or result):
+            yield way, problem
+        elif panel_width(problem, order, parts):
+            inner = copied(problem, blocks, order, parts, result)
+            yield (*way, (Copied(None, blocks, order, parts, result), problem)), inner
+
+
+def _serving(way: Way, problem: Problem) -> Iterator[Dense]:
+    """The kernels for a product that was prepared; only tensor cores are worth a filled matrix."""
+    is_filled = bool(way) and isinstance(way[0][0], Filled)
+    for kernel in DENSE:
+        if is_filled and not issubclass(kernel, Tiled):
             continue
-        inner = copied(problem, blocks, order, parts, result)
-        for kernel in kernels:
-            if (inner.line and not kernel.reads_lines) or not kernel.serves(inner):
-                continue
-            best = kernel.best(inner)
-            yield Copied(best, blocks, order, parts, result) if blocks or order or result else best
+        if (kernel.reads_lines or not problem.line) and kernel.serves(problem):
+            yield kernel.best(problem)
+
+
+def _held(way: Way, kernel: Dense) -> Dense:
+    for holder, _ in reversed(way):
+        kernel = replace(holder, kernel=kernel)
+    return kernel
+
+
+def _around(way: Way, inner: Problem, card: Card) -> float:
+    """Seconds of all preparations."""
+    total = 0.0
+    for holder, problem in reversed(way):
+        total += holder.around(problem, inner, card)
+        inner = problem
+    return total
 
 
 def copied(problem: Problem, blocks: str, order: str, parts: int, result: bool = False) -> Problem:
     """The product with copies of operands (see `Copied`)."""
+    changes: dict[str, Any] = {}
     if blocks:
         turned = blocks.startswith("turned")
-        stored = replace(problem, transposed=problem.transposed and not turned, aligned=True, line=0, turned=turned)
-        line = _whole_lines(stored.lines, BYTES[problem.types.a])
-        problem = replace(stored, line=line) if blocks.endswith("lines") and line > stored.lines else stored
+        size, lines = BYTES[problem.types.a], problem.K if turned or not problem.transposed else problem.R
+        line = _whole_lines(lines, size) if blocks.endswith("lines") else lines
+        changes = {"aligned": True, "turned": turned, "line": line if line > lines else 0}
+        changes["transposed"] = problem.transposed and not turned
     if order:
-        problem = replace(problem, b_order=order, parts=max(1, parts))
-    return replace(problem, c_order="C") if result else problem
+        changes |= {"b_order": order, "parts": max(1, parts)}
+    if result:
+        changes["c_order"] = "C"
+    return replace(problem, **changes) if changes else problem
 
 
 def _copies_of_blocks(problem: Problem) -> Iterator[str]:
@@ -465,7 +517,7 @@ def compiled_for(problem: Problem, card: Card) -> Dense:
 
 def innermost(kernel: Any) -> Dense:
     """The kernel that multiplies, behind all preparations."""
-    while isinstance(kernel, Copied | Filled):
+    while isinstance(kernel, Holder):
         kernel = kernel.kernel
     assert isinstance(kernel, Dense)
     return kernel
@@ -489,7 +541,20 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
 @lru_cache(maxsize=4096)
 def fastest(problem: Problem, card: Card, copies: bool) -> Dense:
     """The option with the shortest predicted time, the first one of equals."""
-    return min(options(problem, copies), key=lambda kernel: kernel.seconds(problem, card))
+    best, least = next(options(problem, False), None), math.inf
+    for way, inner in _ways(problem) if copies else [((), problem)]:
+        around = _around(way, inner, card)
+        if around >= least:  # whatever it holds, the product is slower
+            continue
+        for kernel in _serving(way, inner):
+            seconds = kernel.seconds(inner, card) + around
+            if seconds < least:
+                best, least = _held(way, kernel), seconds
+    if copies and RealViews.serves(problem) and (best is None or RealViews().seconds(problem, card) < least):
+        best = RealViews.best(problem)
+    if best is None:
+        raise ValueError(f"no kernel can multiply this: {problem}")
+    return best
 
 
 def _columns(x: Any, first: int, count: int) -> Any:
