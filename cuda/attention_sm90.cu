@@ -201,19 +201,17 @@ struct Consumer {
     const Two m = highest();
     return {level(m.x, scale()), level(m.y, scale())};
   }
-  // Scores become weights; returns their sums over this thread's columns. Groups that nobody sees need no exponentials.
+  // Scores become weights; returns their sums over this thread's columns. Weights of groups that nobody sees are 0, by a
+  // maximum of infinity: branches around their exponentials would keep those of other groups from running side by side.
   template <bool kRounded> __device__ __forceinline__ Two compute_weights_with() {
-    const f32 by = scale();
+    const f32 by = scale(), infinity = __int_as_float(0x7f800000);
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < kTileK / 8; ++j) {
       f32* s = scores + 4 * j;
-      if (!is_seen(j / 2)) {
-        s[0] = s[1] = s[2] = s[3] = 0.f;
-        continue;
-      }
-      s[0] = exp2_of(fmaf(s[0], by, -row_max.x)), s[1] = exp2_of(fmaf(s[1], by, -row_max.x));
-      s[2] = exp2_of(fmaf(s[2], by, -row_max.y)), s[3] = exp2_of(fmaf(s[3], by, -row_max.y));
+      const Two m = {is_seen(j / 2) ? row_max.x : infinity, is_seen(j / 2) ? row_max.y : infinity};
+      s[0] = exp2_of(fmaf(s[0], by, -m.x)), s[1] = exp2_of(fmaf(s[1], by, -m.x));
+      s[2] = exp2_of(fmaf(s[2], by, -m.y)), s[3] = exp2_of(fmaf(s[3], by, -m.y));
       if constexpr (kRounded) round_four(s);
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
@@ -326,8 +324,9 @@ struct Consumer {
   }
   __device__ __forceinline__ void wait_keys() {
     wait(shared.k_full[entry % kStages], parity<kStages>(entry));
-    mask = uniform(shared.masks[entry % kStages]);
-    if constexpr (kGathers) groups = uniform(Seen::of_warp(mask, warp() % 4)), mask = Seen::number_in(mask);
+    const int seen = shared.masks[entry % kStages];
+    mask = uniform(kGathers ? Seen::number_in(seen) : seen);
+    if constexpr (kGathers) groups = uniform(Seen::of_warp(seen, warp() % 4));
   }
   __device__ __forceinline__ void release_keys() {
     release(shared.k_empty[entry % kStages]);
