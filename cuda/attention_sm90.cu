@@ -8,9 +8,9 @@
 // with that of the first one, and raised only if row_sum says that it was too low (see docs/kernels/exactness.md). A
 // tile of 128 x 128 with heads of 128 takes 2,048 cycles of the tensor cores and 1,024 of the unit for exponentials.
 // Two warpgroups for heads of up to 128 columns; three for plain attention of 64, where products and exponentials take
-// as long; one, with two CTAs, for small blocks and few queries. fp8 keeps 13 bits of sums in the tensor cores: every
-// 1024 keys they are added up in float32.
-#include "common/attention_sm90_producers.cuh"
+// as long; one, with two CTAs, for small blocks, whose keys may be gathered, and few queries. fp8 keeps 13 bits of sums in
+// the tensor cores: every 1024 keys they are added up in float32.
+#include "common/attention_sm90_gather.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -35,6 +35,7 @@ struct Consumer {
   Two row_max, row_sum;   // maximum so far times log2(e), less kHeadroom; sum of the weights of this thread's columns
   int exact_max_tiles = 0;  // number of tiles in which the maximum is computed first
   int mask;         // of the entry, see Shared::masks
+  u32 groups;       // where keys are gathered: a bit for each 16 keys that are seen by any query of this warp
   f32 fp8_scale;    // of the tile whose scores are being processed
   bool has_kept = false;
   Two kept_rescale = {1.f, 1.f};  // factor of the kept sums
@@ -93,12 +94,16 @@ struct Consumer {
       wgmma<!kFp8>(accum, true, weights[step], b + step * (kFp8 ? 32 : 2048) / 16);
     wgmma_commit();
   }
-  // Computes the scores of this warp once more. `e` is the number of the entry in the list of the tile. Where other keys
-  // may be in their place in shared memory, keys come from global memory, in lines of whole words.
-  __device__ __forceinline__ void repeat_scores(int e) {
+  // Computes the scores of this warp once more; `left` entries of the tile follow. Where other keys may be in their place
+  // in shared memory, keys come from global memory, in lines of whole words.
+  __device__ __forceinline__ void repeat_scores(int left) {
     const int thread = unknown_thread(), lane = thread % 32;
     const Tile& x = shared.tiles[tile % kTiles];
-    const Entry found = entry_at(a(), x, column_of(a(), e), part_of(a(), e));
+    const int number = (count_of(x) - 1 - left) * kPieces;
+    const bool whole = !kGathers && piece_at(a(), x, number).whole;
+    int keys[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) keys[i] = piece_at(a(), x, number + i).key;
     const Element* head = a().k + x.batch * a().k_strides.batch + x.head / a().group * a().k_strides.head;
     const u32 slot = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll
@@ -114,7 +119,7 @@ struct Consumer {
         const int column = step * 32 + lane % 4 * 4, end = a().head_dim * kBytes;
 #pragma unroll
         for (int j = 0; j < kTileK; j += 8) {
-          const int key = min(opaque(found.key) + j + lane / 4, a().keys - 1);
+          const int key = min(opaque(keys[j / kPiece]) + j % kPiece + lane / 4, a().keys - 1);
           const u8* line = reinterpret_cast<const u8*>(head + key * a().k_strides.row) + column;
           const u32 first = column < end ? *reinterpret_cast<const u32*>(line) : 0u;
           multiply(j, first, column + 16 < end ? *reinterpret_cast<const u32*>(line + 16) : 0u);
@@ -133,13 +138,13 @@ struct Consumer {
     load_queries();  // loaded again, so that they need no registers meanwhile
     if constexpr (!kReleasesEarly) return shape_scores();
     apply_softcap();
-    if (found.whole) return;
+    if (whole) return;
     // The four lanes that share two queries look up a word each.
     const int row = x.row + thread / 32 * 16 + lane / 4;
     u32 words[2], seen[2][kWords];
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      const u32 word = lane % 4 < kWords ? word_of(a(), x, found, row + half * 8, lane % 4) : 0;
+      const u32 word = lane % 4 < kWords ? word_of_tile(a(), x, number, row + half * 8, lane % 4) : 0;
       (half ? words[1] : words[0]) = word;
     }
 #pragma unroll
@@ -169,9 +174,13 @@ struct Consumer {
       }
     }
   }
+  // Whether any query of this warp may see keys that are gathered, of a group of 16.
+  __device__ __forceinline__ bool is_seen(int group) const { return !kGathers || groups >> group & 1; }
   // Applies the softcap, and hides keys that are not seen.
   __device__ __forceinline__ void shape_scores() {
     apply_softcap();
+#pragma unroll
+    for (int i = 0; i < kScoreAccum; ++i) scores[i] = is_seen(i / 8) ? scores[i] : kHidden;
     if (mask < 0) return;
     wait(shared.mask_full[mask % kStages], parity<kStages>(mask));
     const int thread = unknown_thread(), row = thread / 32 * 16 + thread % 32 / 4;
@@ -192,24 +201,21 @@ struct Consumer {
     const Two m = highest();
     return {level(m.x, scale()), level(m.y, scale())};
   }
-  // Scores become weights; returns their sums over this thread's columns.
+  // Scores become weights; returns their sums over this thread's columns. Weights of groups that nobody sees are 0, by a
+  // maximum of infinity: branches around their exponentials would keep those of other groups from running side by side.
   template <bool kRounded> __device__ __forceinline__ Two compute_weights_with() {
-    const f32 by = scale();
+    const f32 by = scale(), infinity = __int_as_float(0x7f800000);
     Two even = {0.f, 0.f}, odd = {0.f, 0.f};
 #pragma unroll
     for (int j = 0; j < kTileK / 8; ++j) {
       f32* s = scores + 4 * j;
-      s[0] = exp2_of(fmaf(s[0], by, -row_max.x)), s[1] = exp2_of(fmaf(s[1], by, -row_max.x));
-      s[2] = exp2_of(fmaf(s[2], by, -row_max.y)), s[3] = exp2_of(fmaf(s[3], by, -row_max.y));
+      const Two m = {is_seen(j / 2) ? row_max.x : infinity, is_seen(j / 2) ? row_max.y : infinity};
+      s[0] = exp2_of(fmaf(s[0], by, -m.x)), s[1] = exp2_of(fmaf(s[1], by, -m.x));
+      s[2] = exp2_of(fmaf(s[2], by, -m.y)), s[3] = exp2_of(fmaf(s[3], by, -m.y));
       if constexpr (kRounded) round_four(s);
       even.x += s[0], odd.x += s[1], even.y += s[2], odd.y += s[3];
     }
     return {even.x + odd.x, even.y + odd.y};
-  }
-  // Rounds four weights to the 16 bits in which they will be multiplied.
-  static __device__ __forceinline__ void round_four(f32* s) {
-    const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
-    s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
   }
   // Rounds the weights, and returns their sums.
   __device__ __forceinline__ Two sum_as_rounded() {
@@ -284,12 +290,12 @@ struct Consumer {
     return rescale;
   }
   // The maximum was too low: raises it to that of this tile, and returns the factors of earlier sums. Weights are scaled,
-  // or computed again from the scores of entry `e` of the list if they are too large for that.
-  __device__ __forceinline__ Two lower_weights(Two& added, int e) {
+  // or computed again from the scores if they are too large for that; `left` entries of the tile follow.
+  __device__ __forceinline__ Two lower_weights(Two& added, int left) {
     // Otherwise infinite weights make the query NaN, which is recomputed.
     const bool repeats = !kReleasesEarly || a().head_dim * kBytes % 4 == 0;
     if (repeats && __any_sync(0xffffffffu, fmaxf(added.x, added.y) > kLargestSum)) {
-      repeat_scores(e);
+      repeat_scores(left);
       const Two now = levels(), rescale = raise({fmaxf(now.x, row_max.x), fmaxf(now.y, row_max.y)});
       exact_max_tiles = kExactMaxTiles;
       added = compute_weights();
@@ -314,11 +320,13 @@ struct Consumer {
   // Number of entries of the tile; -1: no more tiles.
   __device__ __forceinline__ int count() const {
     const Tile& x = shared.tiles[tile % kTiles];
-    return uniform(x.head < 0 ? -1 : x.last - x.first);
+    return uniform(x.head < 0 ? -1 : count_of(x));
   }
   __device__ __forceinline__ void wait_keys() {
     wait(shared.k_full[entry % kStages], parity<kStages>(entry));
-    mask = uniform(shared.masks[entry % kStages]);
+    const int seen = shared.masks[entry % kStages];
+    mask = uniform(kGathers ? Seen::number_in(seen) : seen);
+    if constexpr (kGathers) groups = uniform(Seen::of_warp(seen, warp() % 4));
   }
   __device__ __forceinline__ void release_keys() {
     release(shared.k_empty[entry % kStages]);
@@ -431,7 +439,7 @@ struct Consumer {
         if (!fast) added = softmax_slow_path(rescale, rescales);
         if (too_low(added)) {
           const int left = int(last_entry - entry) - !kReleasesEarly;  // entries after this one
-          const Two again = lower_weights(added, shared.tiles[tile % kTiles].first + left);
+          const Two again = lower_weights(added, left);
           rescale = {rescale.x * again.x, rescale.y * again.y}, rescales = 1;
         }
         slow = needs_slow_path();
@@ -603,22 +611,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
   extern __shared__ __align__(1024) u8 memory[];  // no static shared memory precedes it
   Shared& shared = *reinterpret_cast<Shared*>(memory);
 
-  // One thread sets up the barriers.
-  if (threadIdx.x == 0) {
-    prefetch_map(&problem.q);
-    prefetch_map(&problem.k);
-    prefetch_map(&problem.v);
-    const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
-    for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1);
-    for (int i = 0; i < kStages; ++i) {
-      init(shared.mask_wanted[i], 1), init(shared.mask_full[i], 32 * kMaskWarps);
-      init(shared.k_full[i], 1), init(shared.k_empty[i], 4 * kConsumers);
-      init(shared.v_full[i], 1), init(shared.v_empty[i], 4 * kConsumers);
-    }
-    for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + 1);
-    init(shared.wanted, 1);
-    barrier_init_fence();
-  }
+  if (threadIdx.x == 0) set_up(problem, shared);
   __syncthreads();
 
   // The first warps are consumers, of 64 queries each warpgroup; the last four share what these wait for.
@@ -628,8 +621,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
     Consumer(problem, shared, warp / 4).run();
   } else {
     fewer_registers<kProducerRegisters>();
-    if (warp == 4 * kConsumers) produce(problem, shared);
-    if (warp == 4 * kConsumers + 1) schedule(problem, shared);
-    if (warp >= 4 * kConsumers + 2) compute_mask_bits(problem, shared, threadIdx.x % 64);
+    const int role = warp - 4 * kConsumers;
+    if (role == 1) schedule(problem, shared);
+    else if constexpr (kGathers) {
+      const int feeder = max(role - 1, 0);
+      if (feeder < kFeeders) feed(problem, shared, feeder);
+    } else if (role == 0) produce(problem, shared);
+    else compute_mask_bits(problem, shared, threadIdx.x % 64);
   }
 }

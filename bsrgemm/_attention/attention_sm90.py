@@ -27,6 +27,8 @@ _FP8_DIMS = (64, 96, 128, 192, 256)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
+#: Keys of a piece that AttentionGathered can take.
+PIECES = (16, 32, 64)
 #: Most keys for AttentionShort.
 SHORT_KEYS = 512
 #: Columns of a head -> (most tiles of 64 queries, shape of AttentionShort), for more than half of SHORT_KEYS. With one
@@ -163,6 +165,46 @@ class AttentionSm90(
         of_values = layout_of(values, self.value_dim, self.tile_k) if self.fp8 else layout_of(values, self.tile_k)
         result = layout_of(call.out, 64) if self.store_tiles else None
         return layout_of(call.q, self.tile_q), layout_of(call.k, self.tile_k), of_values, result
+
+
+@dataclass(frozen=True)
+class AttentionGathered(AttentionSm90):
+    """The same for masks of small blocks: tiles of 64 queries, and of 64 keys gathered from pieces that these see."""
+
+    consumers: int = host(1)
+    tile_k: int = 64
+    #: keys of a piece, which is in one block: 16, 32 or 64
+    piece: int = 16
+
+    @property
+    def entry_keys(self) -> int:
+        return self.piece
+
+    @property
+    def rare(self) -> bool:
+        return self.scores != PLAIN
+
+    @classmethod
+    def serves(cls, problem: Problem) -> bool:
+        usual = (
+            problem.writes and problem.dtype == problem.out_dtype and max(problem.head_dim, problem.value_dim) <= 128
+        )
+        return problem.piece > 0 and usual and not problem.fp8 and AttentionSm90.serves(problem)
+
+    @classmethod
+    def best(cls, problem: Problem) -> AttentionGathered:
+        name, D = element(problem.dtype), next(d for d in DIMS if d >= max(problem.head_dim, problem.value_dim))
+        return cls(name, name, D, D, problem.scores, True, piece=problem.piece)
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[AttentionGathered]:
+        sizes = [D for D in DIMS if D <= 128]
+        for dtype, D, how, piece in itertools.product(_halves(dtypes), sizes, (PLAIN, SIGNED, CAPPED), PIECES):
+            yield cls(dtype, dtype, D, D, how, True, piece=piece)
+
+    def layouts(self, call: AttentionCall) -> tuple[Layout | None, ...]:
+        keys = (layout_of(x, self.piece) for x in (call.k, call.v))
+        return layout_of(call.q, self.tile_q), *keys, layout_of(call.out, 64)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from .._kernels.card import Card, card
 from .._kernels.launch import Calls, Launch
 from . import mask_tiles
 from .attention_sm80 import AttentionSimt, AttentionSm80
-from .attention_sm90 import AttentionShort, AttentionSm90, AttentionValues, by_columns
+from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
 from .call import AttentionCall
 from .forward import DIMS, Forward, Problem, mappable, readable, scores, share_of_blocks
 from .mask import BlockMask
+from .small_blocks import piece_of
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
-FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionSm90, AttentionSm80, AttentionSimt)
+FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt)
 ATTENTION = (*FORWARD, AttentionValues)
 #: A block with fewer queries or keys than this is small; a mask with at most this fraction of its blocks is sparse.
 _SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
@@ -114,6 +115,7 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         rows=q.size // max(1, q.shape[3]),
         keys=k.shape[2],
         fine=call.mask is not None and _is_fine(call.mask),
+        piece=0 if call.mask is None else piece_of(call.mask),
         fp8=call.fp8,
         queries=q.shape[2],
         full=_is_full(call),

@@ -59,6 +59,8 @@ class Problem:
     keys: int
     #: a mask of small blocks of which few are stored
     fine: bool = False
+    #: keys of the pieces of which a mask has tiles gathered; 0: tiles have keys side by side
+    piece: int = 0
     #: operands are bytes of fp8
     fp8: bool = False
     #: queries of a head
@@ -78,6 +80,11 @@ class Forward(Kernel):
     cta_for_each_tile: Any = False
     #: whether it reads a copy of v in fp8, by columns
     fp8: Any = False
+
+    @property
+    def entry_keys(self) -> int:
+        """Keys of an entry of a mask's lists."""
+        return int(self.tile_k)
 
     def grid(self, call: AttentionCall, tiles: int, card: Card) -> tuple[int, ...]:
         """CTAs for so many tiles of queries of each head."""
@@ -102,7 +109,7 @@ class Forward(Kernel):
         fields: dict[str, Any] = dict.fromkeys((*_OPERANDS, "lse", *BOUNDS, *_SCALES, "counters"), 0)
         fields |= dict.fromkeys((*arguments.MASK_POINTERS, *arguments.MASK_SIZES), 0)
         if mask is not None:
-            lists = tiles_of(mask, self.tile_q, self.tile_k)
+            lists = tiles_of(mask, self.tile_q, self.entry_keys)
             pointers, fields["order"], sizes = mask_fields(lists.get(), mask, heads)
             fields |= dict(zip(arguments.MASK_POINTERS, pointers, strict=True))
             fields |= dict(zip(arguments.MASK_SIZES, sizes, strict=True))

@@ -12,7 +12,16 @@ using Sum = SUM;
 // The sizes computed with; columns beyond the real sizes are 0.
 constexpr int kHeadDim = HEAD_DIM, kValueDim = VALUE_DIM;
 constexpr int kTileQ = TILE_Q, kTileK = TILE_K;            // queries and keys of a tile
-constexpr int kWords = kTileK / 32;
+// Keys of an entry of a mask's lists. Several pieces that are not side by side may make up a tile of keys.
+#ifdef PIECE
+constexpr bool kGathers = true;
+constexpr int kPiece = PIECE;
+#else
+constexpr bool kGathers = false;
+constexpr int kPiece = kTileK;
+#endif
+constexpr int kPieces = kTileK / kPiece;
+constexpr int kWords = kTileK / 32, kWordKeys = kPiece < 32 ? kPiece : 32;  // words of a tile, keys of an entry's word
 enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
 constexpr Scores kScores = Scores(SCORES);
 constexpr bool kFp8 = Same<Element, e4m3>::value;
@@ -118,7 +127,7 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   // Keys that any of the queries sees.
   const int from = max(x.key, x.row + x.low), to = min(x.keys, last_row + x.high + 1);
   if (x.row > last_row || from >= to) return x;
-  const int low_tile = (from - x.key) / kTileK, end_tile = (to - x.key + kTileK - 1) / kTileK;
+  const int low_tile = (from - x.key) / kPiece, end_tile = (to - x.key + kPiece - 1) / kPiece;
   if (!a.first) return x.first = low_tile, x.last = end_tile, x;
   x.first = clamp(a.first[pattern * a.tiles + tile], 0, a.entries);
   x.last = clamp(a.first[pattern * a.tiles + tile + 1], x.first, a.entries);
@@ -135,37 +144,41 @@ __device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
   return x;
 }
 
-// A tile of keys: its first key, its part, and whether all queries see all of it.
+// A tile or a piece of keys: its first key, its part, and whether all queries see all of it.
 struct Entry { int key, part, whole; };
 
 __device__ __forceinline__ Entry entry_at(const Attention& a, const Tile& x, int column, int part) {
-  const int key = x.key + column * kTileK, last = key + kTileK - 1, last_row = min(x.rows, x.row + kTileQ) - 1;
+  const int key = x.key + column * kPiece, last = key + kPiece - 1, last_row = min(x.rows, x.row + kTileQ) - 1;
   return {key, part, part < 0 && last < x.keys && key >= last_row + x.low && last <= x.row + x.high};
 }
 __device__ __forceinline__ int column_of(const Attention& a, int e) {
-  return a.first ? clamp(a.columns[e], 0, (a.keys - 1) / kTileK) : e;
+  return a.first ? clamp(a.columns[e], 0, (a.keys - 1) / kPiece) : e;
 }
 __device__ __forceinline__ int part_of(const Attention& a, int e) { return a.parts ? a.parts[e] : -1; }
 
-// Bit i is set if the query sees key + i by the band, for 32 keys from `key` on.
+// Bit i is set if the query sees key + i by the band, for the keys of a word from `key` on.
 __device__ __forceinline__ u32 word_of_band(const Tile& x, int row, int key) {
-  const int from = clamp(max(row + x.low, x.key) - key, 0, 32), to = clamp(min(row + x.high + 1, x.keys) - key, 0, 32);
+  const int from = clamp(max(row + x.low, x.key) - key, 0, kWordKeys);
+  const int to = clamp(min(row + x.high + 1, x.keys) - key, 0, kWordKeys);
   return from < to ? u32(((1ull << to) - 1) & ~((1ull << from) - 1)) : 0u;
+}
+// The kind of block number `place` of a part.
+__device__ __forceinline__ int kind_of(const Attention& a, int part, int place) {
+  const u32 size = a.parts_q * a.parts_k;
+  return a.kinds[u64(u32(min(part, a.entries - 1))) * size + min(u32(place), size - 1)];
 }
 // The same by the mask, for a key that is in the same block as the next 15 or 31 keys. `line` is the index of the
 // query's block in block column 0 among the blocks of the part, `inside` is the query's row in the block.
 __device__ __forceinline__ u32 bits_of(const Attention& a, int part, int line, int inside, int key) {
-  const int block = key / a.block_k, at = key - block * a.block_k;
-  const u32 size = a.parts_q * a.parts_k;
-  const int kind = a.kinds[u64(u32(min(part, a.entries - 1))) * size + min(u32(line + block), size - 1)];
+  const int block = key / a.block_k, at = key - block * a.block_k, kind = kind_of(a, part, line + block);
   if (u32(kind) >= u32(a.masks)) return kind == -1 ? 0xffffffffu : 0u;
   return a.bits[u64(u32(kind)) * u32(a.block_q * a.bit_words) + u32(inside * a.bit_words + at / 32)] >> at % 32;
 }
 __device__ __forceinline__ u32 word_of_mask(const Attention& a, int part, int line, int inside, int key) {
-  if (a.block_k % 32 == 0) return bits_of(a, part, line, inside, key);
+  if (kWordKeys < 32 || a.block_k % 32 == 0) return bits_of(a, part, line, inside, key);
   return (bits_of(a, part, line, inside, key) & 0xffffu) | bits_of(a, part, line, inside, key + 16) << 16;
 }
-// The words (32 keys each) of a query for a tile of keys.
+// The words (32 keys each) of a query for a tile of keys that are side by side.
 __device__ __forceinline__ void words_of(const Attention& a, const Tile& x, const Entry& entry, int row,
                                          u32 (&words)[kWords]) {
 #pragma unroll
@@ -177,12 +190,23 @@ __device__ __forceinline__ void words_of(const Attention& a, const Tile& x, cons
   for (int w = 0; w < kWords; ++w) words[w] &= word_of_mask(a, entry.part, line, inside, entry.key + 32 * w);
 }
 __device__ __forceinline__ u32 word_of(const Attention& a, const Tile& x, const Entry& entry, int row, int w) {
-  u32 word = word_of_band(x, row, entry.key + 32 * w);
+  u32 word = word_of_band(x, row, entry.key + kWordKeys * w);
   if (entry.part >= 0 && row < x.rows && word) {
     const int block = row / a.block_q, line = (block - x.row / a.block_q) * a.parts_k - entry.key / a.block_k;
-    word &= word_of_mask(a, entry.part, line, row - block * a.block_q, entry.key + 32 * w);
+    word &= word_of_mask(a, entry.part, line, row - block * a.block_q, entry.key + kWordKeys * w);
   }
   return word;
+}
+// Piece number n of a tile of queries, from the last one on. After all of them: one beyond the last key.
+__device__ __forceinline__ Entry piece_at(const Attention& a, const Tile& x, int n) {
+  const int e = x.last - 1 - n;
+  if (e < x.first) return {x.keys, -1, false};
+  return entry_at(a, x, column_of(a, e), part_of(a, e));
+}
+// Word w of a query for the tile of keys that begins with piece number n.
+__device__ __forceinline__ u32 word_of_tile(const Attention& a, const Tile& x, int n, int row, int w) {
+  if constexpr (kPiece >= 32) return word_of(a, x, piece_at(a, x, n + w * 32 / kPiece), row, w % (kPiece / kWordKeys));
+  return word_of(a, x, piece_at(a, x, n + 2 * w), row, 0) | word_of(a, x, piece_at(a, x, n + 2 * w + 1), row, 0) << 16;
 }
 
 // ------------------------------------------------------------------------------------------------------ one query
@@ -224,11 +248,11 @@ template <class Store> __device__ __forceinline__ Sum attend_row(const Attention
   for (int e = x.first; e < x.last; ++e) {
     const Entry entry = entry_at(a, x, column_of(a, e), part_of(a, e));
 #pragma unroll 1
-    for (int w = 0; w < kWords; ++w) {
+    for (int w = 0; w < kPiece / kWordKeys; ++w) {
       u32 word = __shfl_sync(0xffffffffu, word_of(a, x, entry, row, w), 0);
 #pragma unroll 1
       for (; word; word &= word - 1) {
-        const i64 j = entry.key + 32 * w + __ffs(word) - 1;
+        const i64 j = entry.key + kWordKeys * w + __ffs(word) - 1;
         Sum dot = 0;
 #pragma unroll
         for (int i = 0; i < kQ; ++i) {

@@ -64,6 +64,12 @@ __device__ __forceinline__ u32 times_zero(u32 pair, u32 sum) {
   return sum;
 }
 
+// Rounds four weights to the 16 bits in which they will be multiplied.
+__device__ __forceinline__ void round_four(f32* s) {
+  const u32 x = pack<Element>(s[0], s[1]), y = pack<Element>(s[2], s[3]);
+  s[0] = low_of<Element>(x), s[1] = high_of<Element>(x), s[2] = low_of<Element>(y), s[3] = high_of<Element>(y);
+}
+
 // d[16, 8] += x[16, 32 bytes] * y[32 bytes, 8], by one warp
 __device__ __forceinline__ void multiply_16x8(f32 (&d)[4], const u32 (&x)[4], u32 y0, u32 y1) {
   if constexpr (Same<Element, bf16>::value) mma_bf16(d, {x[0], x[2]}, {x[1], x[3]}, {y0, y1});

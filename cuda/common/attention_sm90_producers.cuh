@@ -1,5 +1,6 @@
 // The producer warps of attention_sm90, and the shared memory of the kernel: one warp looks up tiles of queries and
 // starts their copies, one starts the copies of keys and values into rings, two compute mask bits: which keys are seen.
+// Where keys are gathered, attention_sm90_gather.cuh has the warps that do what the last three do here.
 #pragma once
 
 #include "common/attention_sm90.cuh"
@@ -51,13 +52,41 @@ struct alignas(1024) Shared {
   u64 tile_full[kTiles], tile_empty[kTiles], wanted;
   u64 mask_wanted[kStages], mask_full[kStages];
   u32 seen[kStages][kTileQ][kWords];  // for entries that are not whole; bit i of word w: the query sees key 32 w + i
-  int masks[kStages];                // entry -> number among those that are not whole, or -1
+  // entry -> number among those that are not whole, or -1. Where keys are gathered: see `Seen`.
+  int masks[kStages];
   MaskedEntry masked[kStages];
   Tile tiles[kTiles];
   f32 kept[kKept];  // sums so far
 };
 
+// Entries of keys of a tile.
+__device__ __forceinline__ int count_of(const Tile& x) { return (x.last - x.first + kPieces - 1) / kPieces; }
+
 // ------------------------------------------------------------------------------------------------------- the producers
+// kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
+constexpr int kMaskWarps = 2;
+// Warps that start copies of keys and values: the third one makes pieces of 16 keys faster, and those of 32 slower.
+constexpr int kFeeders = !kGathers ? 1 : kPiece == 16 ? 3 : 2;
+// Where keys are gathered, the warps that start their copies compute the bits.
+constexpr int kWordThreads = 32 * (kGathers ? kFeeders : kMaskWarps);
+
+// Called by one thread before all others begin.
+__device__ __forceinline__ void set_up(const AttentionSm90& problem, Shared& shared) {
+  prefetch_map(&problem.q);
+  prefetch_map(&problem.k);
+  prefetch_map(&problem.v);
+  const auto init = [](u64& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+  for (int i = 0; i < kQueries; ++i) init(shared.q_full[i], 1);
+  for (int i = 0; i < kStages; ++i) {
+    init(shared.mask_wanted[i], 1), init(shared.mask_full[i], kWordThreads);
+    init(shared.k_full[i], kFeeders), init(shared.k_empty[i], 4 * kConsumers);
+    init(shared.v_full[i], kFeeders), init(shared.v_empty[i], 4 * kConsumers);
+  }
+  for (int i = 0; i < kTiles; ++i) init(shared.tile_full[i], 1), init(shared.tile_empty[i], 4 * kConsumers + kFeeders);
+  init(shared.wanted, 1);
+  barrier_init_fence();
+}
+
 __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
                                                 u64& full) {
   if constexpr (kFp8) {
@@ -189,8 +218,7 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
   }
 }
 
-// kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
-constexpr int kMaskWarps = 2;
+// Computes mask bits, by kMaskWarps warps.
 __device__ __forceinline__ void compute_mask_bits(const AttentionSm90& problem, Shared& shared, int thread) {
   for (u32 n = 0;; ++n) {
     const u32 at = n % kStages;

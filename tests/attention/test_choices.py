@@ -56,6 +56,9 @@ def problems() -> Iterator[Problem]:
     for D, rows, keys, fine in product((64, 80, 128, 192), (few - 1, few), (1023, 1024, 1025), (False, True)):
         yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine)
         yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine, fp8=True, dtype=U8)
+    for D, piece in product((64, 128, 192), (16, 32, 64)):
+        yield replace(_USUAL, head_dim=D, value_dim=D, piece=piece)
+        yield replace(_USUAL, head_dim=D, value_dim=D, piece=piece, out_dtype=F32)
     for D, keys, tiles in product((64, 128), (256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
         short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, full=True)
         yield from (short, replace(short, scores=CAPPED), replace(short, full=False))
