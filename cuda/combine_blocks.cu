@@ -25,7 +25,9 @@ struct CombineBlocks {
   Out* data;                    // (blocks, size)
   Index *indices, *indptr;      // (blocks,) and (rows + 1,)
   u8* nonzero;                  // (blocks,), whether an element of a block is not zero; not for kFirst
-  u64* nonzeros;                // how many of them there are; zero before
+  i64* found;                   // {blocks, those with an element that is not zero}; not for kFirst, nor the next two
+  u64* nonzeros;                // how many of the latter there are; zero before and after
+  int* arrived;                 // CTAs that have arrived; zero before and after
   const i64* count;             // how many blocks there are, at most `blocks`; null for all of them
   i64 blocks, a_blocks, b_blocks, rows;
   int size, tile;               // elements of a block; blocks of a tile, at most kMostTile
@@ -34,7 +36,7 @@ struct CombineBlocks {
 };
 #ifdef COMBINE_BLOCKS_BYTES
 CHECK_LAYOUT(CombineBlocks, COMBINE_BLOCKS, (a)(b)(left)(right)(a_ptr)(b_ptr)(a_indices)(data)(indices)(indptr)(nonzero)
-             (nonzeros)(count)(blocks)(a_blocks)(b_blocks)(rows)(size)(tile)(listed)(turned))
+             (found)(nonzeros)(arrived)(count)(blocks)(a_blocks)(b_blocks)(rows)(size)(tile)(listed)(turned))
 #endif
 
 template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
@@ -139,5 +141,10 @@ combine_blocks(const __grid_constant__ CombineBlocks c) {
       sum_before<kThreads>(nonzeros, of_tile);
       if (threadIdx.x == 0 && of_tile) atomicAdd(c.nonzeros, of_tile);
     }
+  }
+  if constexpr (kOperation != kFirst) {
+    if (!arrives_last(c.arrived) || threadIdx.x) return;
+    c.found[0] = count, c.found[1] = i64(atomicAdd(c.nonzeros, u64(0)));
+    *c.nonzeros = 0;
   }
 }

@@ -13,11 +13,10 @@ import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
 from .._kernels import graphs, jit, workspace
-from .._kernels.element_types import element
 from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
-from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
+from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, segment, vector_step
 from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
@@ -173,11 +172,7 @@ class CupyBackend(Backend):
         return x.device
 
     def expand(self, indptr: Array, n: int) -> Array:
-        out = cupy.empty(n, indptr.dtype)
-        if n:
-            config = Expand(element(indptr.dtype))
-            run(config, config.grid(n), (contiguous(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
-        return out
+        return device_arrays.expand(indptr, n)
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
         rows, segments = len(values), len(starts)

@@ -61,6 +61,34 @@ def address(x: Any) -> int:
     return 0 if x is None else int(x.data.ptr)
 
 
+class Starter:
+    """A kernel on a device that is started with other numbers each time, by any thread.
+
+    Its argument is written over one of an earlier launch, which CuPy has copied when the launch returns.
+    """
+
+    __slots__ = ("_free", "_function", "_struct", "_threads", "kernel")
+
+    def __init__(self, kernel: Kernel) -> None:
+        (self._struct,), self.kernel, self._function = kernel.structs, kernel, loaded(kernel)
+        self._threads = (kernel.threads,)
+        #: arguments that no launch is using
+        self._free: list[_Argument] = []
+
+    def start(self, grid: tuple[int, ...], uses: tuple[Any, ...], **values: Any) -> None:
+        """Start the kernel on CuPy's current stream with a struct of these values; `uses` are as those of `run`."""
+        stream = cupy.cuda.get_current_stream()
+        if stream.is_capturing():
+            graphs.capture_of(stream).keep(*uses)
+        try:
+            argument = self._free.pop()
+        except IndexError:
+            argument = _Argument(bytes(self._struct.size), (self._struct.size,))
+        self._struct.fill(argument.packed, values)
+        self._function(grid, self._threads, argument.parts)
+        self._free.append(argument)
+
+
 class Map(NamedTuple):
     """A tensor map in an argument: of which operand, at which byte, and the map without its address."""
 

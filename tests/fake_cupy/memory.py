@@ -231,6 +231,13 @@ def pointer(heap: Heap, size: int) -> MemoryPointer:
     return MemoryPointer(room.memory, room.memory.ptr, room)
 
 
+def pinned(size: int) -> Any:
+    """`cupy.cuda.alloc_pinned_memory`: memory of the host that kernels can write into."""
+    room = (ctypes.c_char * size)()
+    room.ptr = ctypes.addressof(room)
+    return room
+
+
 def allocated(heap: Heap, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:
     """A NumPy array in new memory of the card, whose elements are not set."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
