@@ -348,19 +348,13 @@ def set_diagonal(blocks: Blocks, k: int, values: Array, count: int) -> bool:
     return True
 
 
+_NO_FLAGS = {"canonical": False, "turned": False, "single": False}
+
+
 def _start_diagonal(
-    operation: str,
-    blocks: Blocks,
-    k: int,
-    count: int,
-    out: Array,
-    stored: Array | None = None,
-    *,
-    canonical: bool = False,
-    turned: bool = False,
-    single: bool = False,
+    operation: str, blocks: Blocks, k: int, count: int, out: Array, stored: Array | None = None, **flags: bool
 ) -> None:
-    """Start `diagonal`, whose result `out` is the number of blocks that are missing for kFind."""
+    """Start `diagonal`; for kFind `out` is the number of blocks that are missing. Flags are false unless given."""
     if not count:
         return
     (data, indices, indptr), index = blocks, element(blocks.indices.dtype)
@@ -374,5 +368,5 @@ def _start_diagonal(
         most_ctas(count, Diagonal.threads), (*blocks, out, stored), data=data.data.ptr, indices=indices.data.ptr,
         indptr=indptr.data.ptr, out=0 if finds else out.data.ptr, stored=0 if stored is None else stored.data.ptr,
         missing=out.data.ptr if finds else 0, rows=len(indptr) - 1, blocks=min(n, len(indices)), count=count,
-        below=max(-k, 0), above=max(k, 0), R=R, C=C, canonical=canonical, turned=turned, single=single,
+        below=max(-k, 0), above=max(k, 0), R=R, C=C, **(_NO_FLAGS | flags),
     )  # fmt: skip

@@ -70,7 +70,8 @@ class Starter:
     __slots__ = ("_free", "_function", "_struct", "_threads", "kernel")
 
     def __init__(self, kernel: Kernel) -> None:
-        (self._struct,), self.kernel, self._function = kernel.structs, kernel, loaded(kernel)
+        (self._struct,), self._function = kernel.structs, loaded(kernel)
+        self.kernel: Any = kernel
         self._threads = (kernel.threads,)
         #: arguments that no launch is using
         self._free: list[_Argument] = []
