@@ -65,8 +65,8 @@ class Arithmetic(Conversions):
         left, right, same = self._canonical(), B._canonical(), self._has_pattern_of(B)
         if swapped:
             left, right = right, left
-        found = self._new(self._backend.combine(op, left, right, self._block_shape[1], same), canonical=True)
-        if same and len(found.indices) == len(left.indices):
+        found = self._new_own(self._backend.combine(op, left, right, self._block_shape[1], same), canonical=True)
+        if same and len(found.data) == len(left.data):
             found._note_pattern_of(self)
         return found
 

@@ -83,7 +83,7 @@ class Indexing(Conversions):
             blocks = self._backend.select_blocks(blocks, inside)
             blocks = blocks._replace(indices=(blocks.indices - left).astype(indices.dtype, copy=False))
         R, C = self.blocksize
-        return self._new(
+        return self._new_own(
             blocks,
             ((bottom - top) * R, (right - left) * C),
             canonical=self._known_canonical or None,
@@ -123,7 +123,7 @@ class Indexing(Conversions):
         canonical = self._known_canonical or None
         # A column that is chosen twice puts copies of a block that is stored twice out of order.
         kept = self._has_sorted_indices and (picks[1] is None or picks[1].increasing or canonical)
-        return self._new(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
+        return self._new_own(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
 
     def select_blocks(self, rows: Any = None, cols: Any = None) -> Self:
         """Return the sub-matrix of some block rows and block columns, in the order in which they are named.
@@ -431,6 +431,7 @@ class Indexing(Conversions):
         values = values if values.ndim == 0 else values[:n]
         blocks, block_cols = self._canonical(), self._block_shape[1]
         if blocks.data is not self.data or not getattr(self.data.flags, "writeable", True):
+            self._hand_out()
             self._replace(blocks._replace(data=blocks.data.copy()))
             blocks = self._blocks
         elif values.ndim and backend.overlap(values, self.data):
@@ -439,10 +440,17 @@ class Indexing(Conversions):
         if not backend.set_diagonal(blocks, block_cols, k, values, n):
             row, col = structure.diagonal_places(backend, k, n)
             touched = structure.from_coo(
-                backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
+                backend,
+                row,
+                col,
+                xp.ones(n, self.dtype),
+                self._shape,
+                self.blocksize,
+                blocks.indices.dtype,
+                unique=True,
             )
             data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
-            index = self.indices.dtype
+            index = blocks.indices.dtype
             blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
             backend.set_diagonal(blocks, block_cols, k, values, n)
             self._replace(blocks)

@@ -71,9 +71,10 @@ class Unwritten:
 
     def holds_for(self, A: Any) -> bool:
         """Tell whether the matrix still has these arrays, and nobody can have written into them since."""
+        indices, indptr = A._index
         return (
-            self.indices is A.indices
-            and self.indptr is A.indptr
+            self.indices is indices
+            and self.indptr is indptr
             and self._first.number == self._first_number
             and self._second.number == self._second_number
         )

@@ -16,6 +16,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.index_arrays import Unwritten
 from .._kernels import forced_kernel
 from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES, Types
@@ -187,11 +188,13 @@ class _RealMatrix:
     """The real matrix [Re A, Im A] of a complex matrix A, with only those attributes that a product reads."""
 
     data: Array
-    indices: Array
-    indptr: Array
+    _index: tuple[Array, Array]
     _shape: tuple[int, int]
     _backend: Backend
     _memo: Operand | None = None
+
+    def _state(self) -> Unwritten:
+        return Unwritten(*self._index)
 
 
 @dataclass(frozen=True)
@@ -261,11 +264,11 @@ class RealViews(Preparation):
         """Return the real matrix whose blocks are [Re, Im] of the blocks of A, without its values."""
         found: _RealMatrix | None = A.wide.get(axis)
         if found is None:
-            data, indices, indptr = A.source
+            data, *index = A.source
             sides, shape = list(data.shape), list(A.shape)
             sides[axis] *= 2
             shape[axis - 1] *= 2
-            found = _RealMatrix(cupy.empty(sides, real), indices, indptr, (shape[0], shape[1]), A.backend)
+            found = _RealMatrix(cupy.empty(sides, real), (index[0], index[1]), (shape[0], shape[1]), A.backend)
             A.wide[axis] = found
         return found
 
