@@ -315,18 +315,13 @@ class BlockArrays:
 
     def _with_data(self, data: Array, copy: bool = True) -> Self:
         """Create a matrix with the same pattern and other values; `copy` tells whether to copy the index arrays."""
-        flags = {"canonical": self._kept_canonical, "sorted_": self._has_sorted_indices}
-        if copy and self._backend.index_class is not None:
+        flags: Any = {"canonical": self._kept_canonical, "sorted_": self._has_sorted_indices}
+        if self._unread is not None or (copy and self._backend.index_class is not None):
             found = self._new_unread(data, self._unread_copies(), **flags)
-            found._note_pattern_of(self)
-            return found
-        if copy:
-            _, indices, indptr = self._blocks
-            indices, indptr = indices.copy(), indptr.copy()
         else:
             self._take_over()
-            indices, indptr = self.indices, self.indptr
-        found = self._new(Blocks(data, indices, indptr), **flags)
+            index = (x.copy() if copy else x for x in (self.indices, self.indptr))
+            found = self._new(Blocks(data, *index), **flags)
         found._note_pattern_of(self)
         return found
 

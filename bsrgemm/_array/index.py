@@ -438,19 +438,10 @@ class Indexing(Conversions):
             values = values.copy()
         self._before_writing()
         if not backend.set_diagonal(blocks, block_cols, k, values, n):
-            row, col = structure.diagonal_places(backend, k, n)
-            touched = structure.from_coo(
-                backend,
-                row,
-                col,
-                xp.ones(n, self.dtype),
-                self._shape,
-                self.blocksize,
-                blocks.indices.dtype,
-                unique=True,
-            )
+            (row, col), index = structure.diagonal_places(backend, k, n), blocks.indices.dtype
+            ones, sizes = xp.ones(n, self.dtype), (self._shape, self.blocksize)
+            touched = structure.from_coo(backend, row, col, ones, *sizes, index, unique=True)
             data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
-            index = blocks.indices.dtype
             blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
             backend.set_diagonal(blocks, block_cols, k, values, n)
             self._replace(blocks)
