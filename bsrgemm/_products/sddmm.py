@@ -45,8 +45,8 @@ def sddmm(
     -------
     bsr_array or bsr_matrix
         `out` if it was given, otherwise a new matrix with the structure of `pattern`. A block that `pattern` stores
-        twice appears once in the new matrix. On a GPU since Ampere, new matrices for one pattern share copies of its
-        index arrays, until somebody writes into them.
+        twice appears once in the new matrix. On a GPU new matrices for one pattern share copies of its index arrays,
+        until `indices` or `indptr` of one of them is read.
 
     Raises
     ------
