@@ -222,7 +222,7 @@ class BlockArrays:
         """Set the three arrays, which are known to be of the right kind."""
         own = self.__dict__
         own["data"], own["indices"], own["indptr"] = data, indices, indptr
-        own["_unread"] = None
+        own.pop("_unread", None)
 
     def _hand_out(self) -> None:
         """Give this matrix index arrays that a user may have, instead of those that are unread."""

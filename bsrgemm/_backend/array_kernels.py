@@ -74,7 +74,7 @@ COMBINE_BLOCKS = Struct(
     "CombineBlocks",
     (
         *fields("P", "a b left right a_ptr b_ptr a_indices data indices indptr nonzero found nonzeros arrived count"),
-        *fields("q", "blocks a_blocks b_blocks rows"),
+        *fields("q", "blocks a_blocks b_blocks rows column_shift block_shift"),
         *fields("i", "size tile listed turned"),
     ),
 )

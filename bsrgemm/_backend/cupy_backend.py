@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
 from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts
+from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -208,12 +208,17 @@ class CupyBackend(Backend):
     def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
         return device_arrays.set_diagonal(blocks, k, values, count)
 
-    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
-        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same)
+    def combine(
+        self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool, zeros: bool = False
+    ) -> Blocks:
+        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same, zeros)
         return structure.combine(self, op, a, b, block_cols) if found is None else found
 
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
+
+    def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
+        return device_arrays.stack(pieces, dtype, index)
 
     def blocks_of_csr(
         self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool

@@ -6,7 +6,7 @@ New arrays are made by the class `cupy.ndarray` itself: `cupy.empty` does no mor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,7 +36,7 @@ from .array_kernels import (
     reduced_dtypes,
 )
 from .array_kernels import reduce_lines as choose_reduction
-from .base import Array, Blocks, Csr, ListMaker, PatternFacts
+from .base import Array, Blocks, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array
 from .structure import INT32_MAX, index_dtype
 
@@ -150,8 +150,10 @@ _AT_ONCE = 4 << 20
 _OF_BLOCKS = 8
 
 
-def combine(name: str, a: Blocks, b: Blocks, same: bool) -> Blocks | None:
-    """Return an operation on the union of two patterns, without blocks of zeros; None if there is no kernel for it.
+def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks | None:
+    """Return an operation on the union of two patterns; None if there is no kernel for it.
+
+    Blocks of zeros are left out, unless `zeros`.
 
     Waits for the GPU once, and for large results of different patterns twice.
     """
@@ -176,13 +178,13 @@ def combine(name: str, a: Blocks, b: Blocks, same: bool) -> Blocks | None:
         a=a.data.data.ptr, b=b.data.data.ptr, left=left, right=right, a_ptr=a.indptr.data.ptr, b_ptr=b.indptr.data.ptr,
         a_indices=a.indices.data.ptr if same else 0, data=data.data.ptr, indices=indices.data.ptr,
         indptr=indptr.data.ptr, nonzero=nonzero, found=workspace.answer(), nonzeros=counters + _OF_BLOCKS,
-        arrived=counters, count=count, blocks=most, a_blocks=a_blocks, b_blocks=len(b.data), rows=rows, size=R * C,
-        tile=tile, listed=not same, turned=0,
+        arrived=counters, count=count, blocks=most, a_blocks=a_blocks, b_blocks=len(b.data), rows=rows,
+        column_shift=0, block_shift=0, size=R * C, tile=tile, listed=not same, turned=0,
     )  # fmt: skip
     count, nonzeros = workspace.read_answer(2)  # synchronize!
     if count < most:
         data, indices = data[:count], indices[:count]
-    if nonzeros < count:
+    if nonzeros < count and not zeros:
         return _selected(Blocks(data, indices, indptr), nonzero, count, nonzeros)
     return Blocks(data.copy(), indices.copy(), indptr) if 2 * count < most else Blocks(data, indices, indptr)
 
@@ -266,13 +268,44 @@ def transpose(given: Blocks, by_column: tuple[Array, Array]) -> Blocks:
 def _gather(blocks: Blocks, places: int, out: Blocks, turned: int = 0, uses: tuple[Any, ...] = ()) -> None:
     """Copy the blocks at some places; those with so many rows that are `turned` become their transposes."""
     (data, indices, indptr), (n, R, C) = out, out.data.shape
-    gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(R * C)
+    at = data.data.ptr, indices.data.ptr, indptr.data.ptr
+    _start_gather(blocks, places, at, (n, R * C), (*out, *uses), listed=not turned, turned=turned)
+
+
+def stack(pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks:
+    """Return copies of matrices one below the other, in these dtypes."""
+    total, rows = sum(len(x.blocks.indices) for x in pieces), sum(len(x.blocks.indptr) - 1 for x in pieces)
+    R, C = pieces[0].blocks.data.shape[1:]
+    out = Blocks(cupy.ndarray((total, R, C), dtype), cupy.ndarray(total, index), cupy.ndarray(rows + 1, index))
+    steps = R * C * dtype.itemsize, index.itemsize, index.itemsize
+    places = [x.data.ptr for x in out]
+    first = 0
+    for given, left, begin in pieces:
+        blocks = _cast(read(given), dtype, index)
+        n = len(blocks.indices)
+        shifts = {"column_shift": left, "block_shift": first - begin}
+        _start_gather(blocks, 0, (places[0], places[1], places[2]), (n, R * C), out, **shifts)
+        ahead = (n, n, len(blocks.indptr) - 1)
+        places = [place + k * step for place, k, step in zip(places, ahead, steps, strict=True)]
+        first += n
+    return out
+
+
+_AS_THEY_ARE = {"column_shift": 0, "block_shift": 0, "listed": 0, "turned": 0}
+
+
+def _start_gather(
+    blocks: Blocks, places: int, to: tuple[int, int, int], sizes: tuple[int, int], uses: tuple[Any, ...], **how: int
+) -> None:
+    """Start the copy of so many blocks of so many elements to the addresses of data, indices and indptr."""
+    data, indices, indptr = blocks
+    (n, size), rows = sizes, len(indptr) - 1
+    gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(size)
     gathering.start(
-        max(most_ctas(n, tile), most_ctas(len(indptr), CombineBlocks.threads)), (*blocks, *out, *uses),
-        a=blocks.data.data.ptr, b=0, left=places, right=0, a_ptr=blocks.indptr.data.ptr, b_ptr=0,
-        a_indices=blocks.indices.data.ptr, data=data.data.ptr, indices=indices.data.ptr, indptr=indptr.data.ptr,
-        nonzero=0, found=0, nonzeros=0, arrived=0, count=0, blocks=n, a_blocks=len(blocks.data), b_blocks=0,
-        rows=len(indptr) - 1, size=R * C, tile=tile, listed=not turned, turned=turned,
+        max(most_ctas(n, tile), most_ctas(rows + 1, CombineBlocks.threads)), (*blocks, *uses),
+        a=data.data.ptr, b=0, left=places, right=0, a_ptr=indptr.data.ptr, b_ptr=0, a_indices=indices.data.ptr,
+        data=to[0], indices=to[1], indptr=to[2], nonzero=0, found=0, nonzeros=0, arrived=0, count=0, blocks=n,
+        a_blocks=len(data), b_blocks=0, rows=rows, size=size, tile=tile, **(_AS_THEY_ARE | how),
     )  # fmt: skip
 
 
