@@ -350,9 +350,10 @@ class CombineBlocks(Kernel, source="combine_blocks.cu", argument=COMBINE_BLOCKS)
                     yield combine_blocks(name, dtype, index)
 
     @staticmethod
-    def tile(size: int) -> int:
-        """Return the number of blocks of so many elements that a CTA takes at a time."""
-        return max(1, min(2048, 8192 // size))
+    def tile(blocks: int, size: int) -> int:
+        """Return how many blocks of so many elements a CTA takes at a time: fewer of few, for 512 CTAs."""
+        elements = min(8192, max(1024, blocks * size // 512))
+        return max(1, min(2048, elements // size))
 
 
 def combines(name: str, dtype: np.dtype[Any]) -> bool:

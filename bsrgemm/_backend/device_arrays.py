@@ -172,7 +172,7 @@ def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks 
         _lists, left, right, count, most, indices = _merged(a, b, R * C * dtype.itemsize)
     data, indptr = cupy.ndarray((most, R, C), combined_dtype(name, dtype)), cupy.ndarray(rows + 1, index)
     _memory, nonzero, counters = workspace.scratch(most, 4)
-    combination, tile = kernel(combine_blocks, name, dtype, element(index)), CombineBlocks.tile(R * C)
+    combination, tile = kernel(combine_blocks, name, dtype, element(index)), CombineBlocks.tile(most, R * C)
     combination.start(
         max(most_ctas(most, tile), most_ctas(rows + 1, CombineBlocks.threads)), (),
         a=a.data.data.ptr, b=b.data.data.ptr, left=left, right=right, a_ptr=a.indptr.data.ptr, b_ptr=b.indptr.data.ptr,
@@ -300,7 +300,7 @@ def _start_gather(
     """Start the copy of so many blocks of so many elements to the addresses of data, indices and indptr."""
     data, indices, indptr = blocks
     (n, size), rows = sizes, len(indptr) - 1
-    gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(size)
+    gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(n, size)
     gathering.start(
         max(most_ctas(n, tile), most_ctas(rows + 1, CombineBlocks.threads)), (*blocks, *uses),
         a=data.data.ptr, b=0, left=places, right=0, a_ptr=indptr.data.ptr, b_ptr=0, a_indices=indices.data.ptr,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cupy
+import numpy as np
 
 from . import graphs, jit, workspace
 from .card import card
@@ -21,6 +23,8 @@ from .workspace import StreamOrdered
 
 #: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers by default.
 _MOST_ARGUMENTS, _MOST_CALLS = 64, 128
+#: Bytes at multiples of which rooms begin, as CuPy's allocations do.
+_ALIGNED = 512
 
 
 def run(
@@ -228,6 +232,15 @@ class Launch:
         to.integers = all([type(x) is int for x in numbers])
 
 
+class Room:
+    """Memory between launches, at `data` as an array has it. An array around it would take the host 2 us."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
 class Chain:
     """Launches and copies one after the other, with memory between them.
 
@@ -236,18 +249,21 @@ class Chain:
     steps : sequence of callables
         ``step(arrays, *numbers)`` starts a part of the work; the arrays are the operands and then the rooms.
     rooms : sequence of (shape, dtype)
-        Arrays that live until the last step is started.
+        What each `Room` is for; they live until the last step is started.
     otherwise : callable, optional
         Makes what is started where there is no memory for the rooms. In a capture the error is raised instead: what was
         not prepared would be prepared whenever the graph runs.
     """
 
-    __slots__ = ("_apart", "_otherwise", "_rooms", "_steps")
+    __slots__ = ("_apart", "_bytes", "_otherwise", "_places", "_steps")
 
     def __init__(
         self, steps: Sequence[Callable[..., Any]], rooms: Sequence[tuple[Any, Any]], otherwise: Any = None
     ) -> None:
-        self._steps, self._rooms, self._otherwise = tuple(steps), tuple(rooms), otherwise
+        self._steps, self._otherwise = tuple(steps), otherwise
+        sizes = (-(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED for shape, dtype in rooms)
+        #: where the rooms lie in their memory, and where it ends
+        *self._places, self._bytes = itertools.accumulate(sizes, initial=0)
         #: addresses of operands of which none overlaps the result
         self._apart: set[tuple[int, ...]] = set()
 
@@ -267,13 +283,15 @@ class Chain:
         return self._started(operands, numbers)
 
     def _started(self, operands: Sequence[Any], numbers: tuple[Any, ...]) -> bool:
-        try:
-            rooms = [cupy.ndarray(shape, dtype) for shape, dtype in self._rooms]
-        except MemoryError:
-            if self._otherwise is None or graphs.is_capturing():
-                raise
-            return bool(self._otherwise().start(operands, *numbers))
-        arrays = (*operands, *rooms)
+        arrays = tuple(operands)
+        if self._places:
+            try:
+                memory = cupy.cuda.alloc(self._bytes)
+            except MemoryError:
+                if self._otherwise is None or graphs.is_capturing():
+                    raise
+                return bool(self._otherwise().start(operands, *numbers))
+            arrays += tuple([Room(memory + at) for at in self._places])
         for step in self._steps:
             step(arrays, *numbers)
         return True

@@ -242,7 +242,8 @@ class RealViews(Preparation):
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
-            B, out, panels = arrays
+            B, out = arrays
+            panels = cupy.empty((rows // K, 2, K, N, 2), real)
             left, right = cupy.split(wide.data, 2, axis=axis)
             left[...], right[...] = data.real, data.imag
             parts = B.reshape(rows // K, K, N)
@@ -257,7 +258,7 @@ class RealViews(Preparation):
                 result = result.reshape(out.shape)
                 out[...] = result if overwrite else result + beta * out
 
-        return Chain([multiply], [((rows // K, 2, K, N, 2), real)])
+        return Chain([multiply], [])
 
     @staticmethod
     def _real_matrix(A: Operand, real: np.dtype[Any], axis: int) -> _RealMatrix:

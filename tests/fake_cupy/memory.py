@@ -54,6 +54,9 @@ class MemoryPointer:
     def __init__(self, mem: Memory, ptr: int, room: Any = None) -> None:
         self.mem, self.ptr, self.device_id, self.room = mem, ptr, mem.device_id, room
 
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr + offset, self.room)
+
 
 class Heap:
     """All memory of one card. `before`: the guard page lies before an allocation, not after it."""
