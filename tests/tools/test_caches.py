@@ -67,7 +67,7 @@ CACHES: dict[str, dict[str, str]] = {
         "_Answers.by_device": "thread and device",
     },
     "_backend/base.py": {"EngineTable._engines": "the name of the backend"},
-    "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
+    "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process", "host": "the process"},
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
