@@ -182,8 +182,8 @@ class BlockArrays:
     _canonical_indices: Array | None
     #: On a device, the state of the index arrays when they were known to be in canonical format.
     _canonical_since: Unwritten | None = None
-    #: On a device, lists that were made from the index arrays, with the state of these.
-    _lists: tuple[Unwritten, dict[Any, Any]] | None = None
+    #: On a device, the state of the index arrays from which lists were made, with these lists.
+    _lists: Unwritten | None = None
 
     # ------------------------------------------------------------------------------- building
     def _set(
@@ -428,10 +428,14 @@ class BlockArrays:
 
     def _transpose_now(self) -> Self:
         """Build the transpose with arrays of its own."""
-        M, N = self._shape
-        stored = self._validated
-        blocks = self._backend.transpose(stored, self._block_shape[1], self._by_column(stored, 0))
-        return self._new_own(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+        (M, N), backend, stored = self._shape, self._backend, self._validated
+        flags: Any = {"sorted_": True, "canonical": self._known_canonical or None}
+        lists = self._by_column(stored, 0)
+        if backend.index_class is None or lists is None:
+            return self._new(backend.transpose(stored, self._block_shape[1], lists), (N, M), **flags)
+        by_column, key = lists(), ("transposed", self._block_shape[1])
+        index = self._listed(key, lambda: Unwritten(*backend.transposed_index(stored, by_column)))
+        return self._new_unread(backend.turned(stored.data, by_column[0]), index, (N, M), **flags)
 
     def _source(self) -> tuple[Self, bool]:
         """Return a matrix that has arrays, and whether this matrix is the transpose of it."""
@@ -480,10 +484,13 @@ class BlockArrays:
         return (lambda: self._listed(self._block_shape[1], make)) if own else make
 
     def _listed(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what was made from the index arrays on a device; it is made again once somebody writes into these."""
-        if self._lists is None or not self._lists[0].holds_for(self):
-            self._lists = self._state(), {}
-        return self._backend.kept(self._lists[1], key, make)
+        """Return what was made from the index arrays on a device; it is made again once somebody writes into these.
+
+        Matrices that share unread index arrays share it.
+        """
+        if self._lists is None or not self._lists.holds_for(self):
+            self._lists = self._state()
+        return self._backend.kept(self._lists.lists, key, make)
 
     def _before_writing(self) -> None:
         """Build all transposes that still read the values of this matrix, which are about to change in place."""

@@ -374,6 +374,16 @@ class Backend(ABC):
         On a device `by_column` may know the list of the blocks by block column.
         """
 
+    def transposed_index(self, blocks: Blocks, by_column: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Return (indices, indptr) of the transposed matrix, given the list of its blocks by block column."""
+        (_, indices, indptr), (order, begins) = blocks, by_column
+        rows = self.expand(indptr, len(indices))[order]
+        return rows.astype(indices.dtype, copy=False), begins.astype(indptr.dtype, copy=False)
+
+    def turned(self, data: Array, order: Array) -> Array:
+        """Return blocks in this order, each of them transposed."""
+        return self.xp.ascontiguousarray(data[order].transpose(0, 2, 1))
+
     @abstractmethod
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         """Return (data, indices, indptr) in CSR, with index arrays of `dtype`.

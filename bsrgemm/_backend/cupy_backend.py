@@ -288,7 +288,10 @@ class CupyBackend(Backend):
 
     def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
         lists = self.by_column(*blocks[1:], block_cols) if by_column is None else by_column()
-        return device_arrays.transpose(blocks, lists)
+        return Blocks(self.turned(blocks.data, lists[0]), *self.transposed_index(blocks, lists))
+
+    def turned(self, data: Array, order: Array) -> Array:
+        return device_arrays.turned(data, order)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         return device_arrays.to_csr(blocks, block_cols, dtype)

@@ -247,29 +247,30 @@ def _selected(blocks: Blocks, keep: int, n: int, total: int | None) -> Blocks:
         (total,) = workspace.read_answer(1)  # synchronize!
     _places, places, _ = workspace.scratch(total * dtype.itemsize, 0)
     kernel(KeptPlaces, True, index).start(grid, (), places=places, total=0, **arrays)
-    out = Blocks(
-        cupy.ndarray((total, *data.shape[1:]), data.dtype), cupy.ndarray(total, dtype), cupy.ndarray(len(indptr), dtype)
-    )
-    _gather(blocks, places, out)
+    _, R, C = data.shape
+    out = Blocks(cupy.ndarray((total, R, C), data.dtype), cupy.ndarray(total, dtype), cupy.ndarray(len(indptr), dtype))
+    to = out.data.data.ptr, out.indices.data.ptr, out.indptr.data.ptr
+    _start_gather(blocks, places, to, (total, R * C), out, listed=1)
     return out
 
 
-def transpose(given: Blocks, by_column: tuple[Array, Array]) -> Blocks:
-    """Return the blocks of the transposed matrix, given the list of its blocks by block column."""
-    data, indices, indptr = read(given)
-    dtype = indices.dtype
-    order, begins = (x.astype(dtype, copy=False) for x in by_column)
-    (n, R, C), rows = data.shape, expand(indptr, len(indices))
-    out = Blocks(cupy.ndarray((n, C, R), data.dtype), cupy.ndarray(n, dtype), cupy.ndarray(len(begins), dtype))
-    _gather(Blocks(data, rows, begins), order.data.ptr, out, R, (order,))
+#: How `combine_blocks` copies blocks unless something else is said.
+_AS_THEY_ARE = {"column_shift": 0, "block_shift": 0, "listed": 0, "turned": 0}
+
+
+def turned(data: Array, order: Array) -> Array:
+    """Return blocks in this order, each of them transposed."""
+    data, order = contiguous(data), contiguous(order)
+    n, R, C = data.shape
+    out = cupy.ndarray((n, C, R), data.dtype)
+    if n:
+        gathering, tile = kernel(gather_blocks, data.itemsize, element(order.dtype)), CombineBlocks.tile(n, R * C)
+        gathering.start(
+            most_ctas(n, tile), (data, order, out),
+            a=data.data.ptr, b=0, left=order.data.ptr, right=0, a_ptr=0, b_ptr=0, a_indices=0, data=out.data.ptr, indices=0, indptr=0, nonzero=0, found=0, nonzeros=0, arrived=0, count=0,
+            blocks=n, a_blocks=n, b_blocks=0, rows=-1, size=R * C, tile=tile, **(_AS_THEY_ARE | {"turned": R}),
+        )  # fmt: skip
     return out
-
-
-def _gather(blocks: Blocks, places: int, out: Blocks, turned: int = 0, uses: tuple[Any, ...] = ()) -> None:
-    """Copy the blocks at some places; those with so many rows that are `turned` become their transposes."""
-    (data, indices, indptr), (n, R, C) = out, out.data.shape
-    at = data.data.ptr, indices.data.ptr, indptr.data.ptr
-    _start_gather(blocks, places, at, (n, R * C), (*out, *uses), listed=not turned, turned=turned)
 
 
 def stack(pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks:
@@ -289,9 +290,6 @@ def stack(pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -
         places = [place + k * step for place, k, step in zip(places, ahead, steps, strict=True)]
         first += n
     return out
-
-
-_AS_THEY_ARE = {"column_shift": 0, "block_shift": 0, "listed": 0, "turned": 0}
 
 
 def _start_gather(

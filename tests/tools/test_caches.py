@@ -74,6 +74,7 @@ CACHES: dict[str, dict[str, str]] = {
         "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
     "_backend/device_arrays.py": {"_ready": "the device, and all that decides the kernel"},
+    "_backend/index_arrays.py": {"Unwritten.lists": "the two index arrays, while nobody writes into them"},
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
     "_products/call.py": {
