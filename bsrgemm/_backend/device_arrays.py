@@ -266,9 +266,10 @@ def turned(data: Array, order: Array) -> Array:
     if n:
         gathering, tile = kernel(gather_blocks, data.itemsize, element(order.dtype)), CombineBlocks.tile(n, R * C)
         gathering.start(
-            most_ctas(n, tile), (data, order, out),
-            a=data.data.ptr, b=0, left=order.data.ptr, right=0, a_ptr=0, b_ptr=0, a_indices=0, data=out.data.ptr,
-            indices=0, indptr=0, nonzero=0, found=0, nonzeros=0, arrived=0, count=0, blocks=n, a_blocks=n, b_blocks=0, rows=-1, size=R * C, tile=tile, **(_AS_THEY_ARE | {"turned": R}),
+            most_ctas(n, tile), (data, order, out), a=data.data.ptr, b=0, left=order.data.ptr, right=0, a_ptr=0,
+            b_ptr=0, a_indices=0, data=out.data.ptr, indices=0, indptr=0, nonzero=0, found=0, nonzeros=0, arrived=0,
+            count=0, blocks=n, a_blocks=n, b_blocks=0, rows=-1, size=R * C, tile=tile,
+            **(_AS_THEY_ARE | {"turned": R}),
         )  # fmt: skip
     return out
 
