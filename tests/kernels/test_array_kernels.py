@@ -519,45 +519,6 @@ def test_each_operation_has_one_launch_or_few(device: Device, rng: np.random.Gen
         assert launched(device, call)[: len(want) or None] == want
 
 
-def test_matrices_with_one_pattern_share_index_arrays_until_one_is_read(
-    device: Device, rng: np.random.Generator
-) -> None:
-    """Who reads them has arrays of that matrix alone, and writes into these reach no other one."""
-    A = matrix_of(device, stored(rng, _ORDERED, (2, 2), F64, _INT32), 6)
-    A.data[...] = 1
-    twice, minus = A * 2, -A
-    again = twice.astype(np.float32)
-    assert twice._unread is minus._unread is again._unread is not None
-    want = [device.asnumpy(x.toarray()) for x in (A, minus, again)]
-    assert twice.indices is twice.indices
-    twice.indices[...] = 0
-    twice.indptr = device.asarray(np.array(_ORDERED[0], np.int32))
-    assert not device.asnumpy(twice.indices).any() and not device.asnumpy(twice._canonical().indices).any()
-    T = minus.T
-    A.indices[0] = 5
-    minus.indices[...] = 3
-    for x, before in ((again, want[2]), (A * 1 - A, 0 * want[0]), (T, want[1].T), (T.T, want[1])):
-        np.testing.assert_array_equal(device.asnumpy(x.toarray()), before)
-
-
-def test_index_arrays_are_not_read_for_the_first_time_in_a_graph(device: Device, rng: np.random.Generator) -> None:
-    """Copies that a graph makes when it runs would be read before."""
-    A = 2 * matrix_of(device, stored(rng, _ORDERED, (2, 2), F64, _INT32), 6)
-    refused: list[str] = []
-
-    def reading() -> None:
-        try:
-            A.indices  # noqa: B018
-        except RuntimeError as error:
-            refused.append(str(error))
-
-    device.captured(reading)
-    assert len(refused) == 1 and "read A.indices once before the capture" in refused[0]
-    before = A.indices
-    device.captured(lambda: refused.append(str(A.indices is before)))
-    assert refused[1:] == ["True"]
-
-
 @pytest.mark.before
 @pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
 def test_matrices_are_stacked(dtype: Any, device: Device, rng: np.random.Generator) -> None:
