@@ -361,7 +361,8 @@ class Indexing(Conversions):
         count = min(M + min(k, 0), N - max(k, 0))
         if count <= 0 or not -M < k < N:
             return self._backend.xp.empty(0, self.dtype)
-        return self._backend.diagonal(self._validated, self._block_shape[1], k, count, self._known_canonical)
+        blocks = self._validated
+        return self._backend.diagonal(blocks, N // blocks.data.shape[2], k, count, self._known_canonical)
 
     def trace(self, offset: int = 0) -> Any:
         """Return the sum of a diagonal.
