@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -261,9 +260,10 @@ class Chain:
         self, steps: Sequence[Callable[..., Any]], rooms: Sequence[tuple[Any, Any]], otherwise: Any = None
     ) -> None:
         self._steps, self._otherwise = tuple(steps), otherwise
-        sizes = (-(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED for shape, dtype in rooms)
+        sizes = (int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in rooms)
+        lengths = (-(-size // _ALIGNED) * _ALIGNED for size in sizes)
         #: where the rooms lie in their memory, and where it ends
-        *self._places, self._bytes = itertools.accumulate(sizes, initial=0)
+        *self._places, self._bytes = itertools.accumulate(lengths, initial=0)
         #: addresses of operands of which none overlaps the result
         self._apart: set[tuple[int, ...]] = set()
 
