@@ -1,6 +1,7 @@
 // data[t] = OPERATION(a[left[t]], b[right[t]]), where a block that one of them lacks (-1) is zero;  kFirst: data[t] =
 // a[left[t]], transposed if `turned`. Without lists, t is block t of both. Index arrays follow: indices[t] from those of
-// a (kFirst, or the same pattern), and indptr[i] = the first t whose blocks lie in row i or behind it, if `listed`.
+// a (kFirst, or the same pattern), and indptr[i] = the first t whose blocks lie in row i or behind it, if `listed`; both
+// may be moved by a number, so that some rows of a matrix, or several matrices, become another matrix.
 // A CTA takes `tile` blocks, and its threads their elements one by one, wherever blocks begin. It marks the blocks in
 // which an element is not zero, and counts them. 16-bit floats are computed in float32 and rounded once, which is what
 // an operation in 16 bits gives. What lists say is clamped. Bytes are the limit.
@@ -25,16 +26,20 @@ struct CombineBlocks {
   Out* data;                    // (blocks, size)
   Index *indices, *indptr;      // (blocks,) and (rows + 1,)
   u8* nonzero;                  // (blocks,), whether an element of a block is not zero; not for kFirst
-  u64* nonzeros;                // how many of them there are; zero before
+  i64* found;                   // {blocks, those with an element that is not zero}; not for kFirst, nor the next two
+  u64* nonzeros;                // how many of the latter there are; zero before and after
+  int* arrived;                 // CTAs that have arrived; zero before and after
   const i64* count;             // how many blocks there are, at most `blocks`; null for all of them
   i64 blocks, a_blocks, b_blocks, rows;
+  i64 column_shift, block_shift;  // added to what comes from a_indices and from a_ptr
   int size, tile;               // elements of a block; blocks of a tile, at most kMostTile
   int listed;                   // whether indptr is to be found in the lists; otherwise it is a_ptr
   int turned;                   // rows of a block of a that is to be transposed, or 0
 };
 #ifdef COMBINE_BLOCKS_BYTES
 CHECK_LAYOUT(CombineBlocks, COMBINE_BLOCKS, (a)(b)(left)(right)(a_ptr)(b_ptr)(a_indices)(data)(indices)(indptr)(nonzero)
-             (nonzeros)(count)(blocks)(a_blocks)(b_blocks)(rows)(size)(tile)(listed)(turned))
+             (found)(nonzeros)(arrived)(count)(blocks)(a_blocks)(b_blocks)(rows)
+             (column_shift)(block_shift)(size)(tile)(listed)(turned))
 #endif
 
 template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
@@ -104,7 +109,7 @@ combine_blocks(const __grid_constant__ CombineBlocks c) {
   Out* __restrict__ data = c.data;
   const i64 count = c.count && *c.count < c.blocks ? *c.count : c.blocks;
   for (i64 i = blockIdx.x * i64(kThreads) + threadIdx.x; i <= c.rows; i += i64(gridDim.x) * kThreads)
-    c.indptr[i] = c.listed ? Index(first_of_row(c, i, count)) : c.a_ptr[i];
+    c.indptr[i] = c.listed ? Index(first_of_row(c, i, count)) : Index(c.a_ptr[i] + c.block_shift);
   const u32 size = c.size, blocks_ahead = kThreads / size, elements_ahead = kThreads % size;
   for (i64 first = blockIdx.x * i64(c.tile); first < count; first += i64(gridDim.x) * c.tile) {
     const int own = count - first < c.tile ? int(count - first) : c.tile;
@@ -112,7 +117,7 @@ combine_blocks(const __grid_constant__ CombineBlocks c) {
       smem_nonzero[t] = 0;
       if (c.a_indices) {
         const i64 block = block_of(c.left, first + t, c.a_blocks);
-        c.indices[first + t] = block < 0 ? Index(0) : c.a_indices[block];
+        c.indices[first + t] = block < 0 ? Index(0) : Index(c.a_indices[block] + c.column_shift);
       }
     }
     __syncthreads();
@@ -139,5 +144,10 @@ combine_blocks(const __grid_constant__ CombineBlocks c) {
       sum_before<kThreads>(nonzeros, of_tile);
       if (threadIdx.x == 0 && of_tile) atomicAdd(c.nonzeros, of_tile);
     }
+  }
+  if constexpr (kOperation != kFirst) {
+    if (!arrives_last(c.arrived) || threadIdx.x) return;
+    c.found[0] = count, c.found[1] = i64(atomicAdd(c.nonzeros, u64(0)));
+    *c.nonzeros = 0;
   }
 }

@@ -5,14 +5,13 @@
 // each block, and a lane walks over every kLanes-th element of its line, kUnroll loads at a time. The order of a sum
 // follows from the pattern and kLanes alone: each lane from left to right, then one fixed tree. Blocks and entries are
 // clamped. Bytes are the limit.
-#include "common/bsr.cuh"
+#include "common/extremes.cuh"
 
 using T = ELEMENT_A;
 using Out = ELEMENT_C;
 using Acc = ACCUMULATOR;
 using Index = INDEX;
 
-enum Operation { kAdd, kMaximum, kMinimum, kFmax, kFmin, kCount };
 constexpr Operation kOperation = OPERATION;
 constexpr int kLanes = LANES;
 constexpr int kThreads = 128;
@@ -37,16 +36,6 @@ CHECK_LAYOUT(ReduceLines, REDUCE_LINES, (data)(places)(starts)(out)(groups)(entr
              (line_step)(step)(only_stored))
 #endif
 
-template <class N> __device__ __forceinline__ bool is_nan(N x) { return x != x; }
-template <class Real> __device__ __forceinline__ bool is_nan(Complex<Real> x) { return x.re != x.re || x.im != x.im; }
-__device__ __forceinline__ bool is_nan(boolean) { return false; }
-
-template <class N> __device__ __forceinline__ bool less(N a, N b) { return a < b; }
-template <class Real> __device__ __forceinline__ bool less(Complex<Real> a, Complex<Real> b) {
-  return a.re < b.re || (a.re == b.re && a.im < b.im);  // NumPy's order
-}
-__device__ __forceinline__ bool less(boolean a, boolean b) { return a.value < b.value; }
-
 template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
 template <class Real> __device__ __forceinline__ bool is_zero(Complex<Real> x) { return x.re == 0 && x.im == 0; }
 
@@ -55,22 +44,10 @@ template <class N> __device__ __forceinline__ Acc taken(N x) {
   else return load<Acc>(x);
 }
 
-template <class N> __device__ __forceinline__ N combine(N a, N b) {
-  if constexpr (kOperation == kAdd || kOperation == kCount) {
-    return add(a, b);
-  } else {
-    constexpr bool kIgnoreNan = kOperation == kFmax || kOperation == kFmin;
-    if (is_nan(a)) return kIgnoreNan ? b : a;
-    if (is_nan(b)) return kIgnoreNan ? a : b;
-    constexpr bool kLargest = kOperation == kMaximum || kOperation == kFmax;
-    return (kLargest ? less(a, b) : less(b, a)) ? b : a;
-  }
-}
-
 struct Sum { Acc value; bool any; };  // of no elements yet, or of some
 __device__ __forceinline__ Sum join(Sum a, Sum b) {
   if (!a.any || !b.any) return a.any ? a : b;
-  return {combine(a.value, b.value), true};
+  return {joined<kOperation>(a.value, b.value), true};
 }
 
 // The elements of a line that a lane takes, from left to right.
@@ -115,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) reduce_lines(const
     if (line >= lines || lane) continue;
     if (kOperation == kAdd) sum.value = add(sum.value, zero<Acc>());  // a sum of -0 is 0
     if (kOperation != kAdd && kOperation != kCount && !a.only_stored && sum.any)
-      if ((range.last - range.first) * a.width < a.length) sum.value = combine(sum.value, zero<Acc>());
+      if ((range.last - range.first) * a.width < a.length) sum.value = joined<kOperation>(sum.value, zero<Acc>());
     a.out[line] = sum.any ? Store<Out>::from(sum.value) : Out{};
   }
 }

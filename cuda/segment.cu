@@ -2,7 +2,7 @@
 // kColumns threads have the columns of a segment, and kLanes of them share its rows: one lane for segments of fewer
 // than 32 rows on average, strictly from left to right; else 32 lanes, joined by shuffles in one fixed tree. Rows
 // outside `values` are skipped; the callers leave empty segments out. Bytes are the limit.
-#include "common/bsr.cuh"
+#include "common/extremes.cuh"
 
 using T = ELEMENT_A;
 using Acc = ACCUMULATOR;
@@ -13,31 +13,7 @@ constexpr int kThreads = 128;
 constexpr int kCtas = 4;  // CTAs per SM: leaves 128 registers per thread, so that ptxas does not spill for occupancy
 constexpr int kGroups = kThreads / (kLanes * kColumns);  // segments per CTA
 static_assert(32 % kLanes == 0, "a segment's lanes must not straddle warps");
-
-enum Operation { kAdd, kMaximum, kMinimum, kFmax, kFmin };
 constexpr Operation kOperation = OPERATION;
-
-template <class N> __device__ __forceinline__ bool is_nan(N x) { return x != x; }
-template <class Real> __device__ __forceinline__ bool is_nan(Complex<Real> x) { return x.re != x.re || x.im != x.im; }
-__device__ __forceinline__ bool is_nan(boolean) { return false; }
-
-template <class N> __device__ __forceinline__ bool less(N a, N b) { return a < b; }
-template <class Real> __device__ __forceinline__ bool less(Complex<Real> a, Complex<Real> b) {
-  return a.re < b.re || (a.re == b.re && a.im < b.im);  // NumPy's order
-}
-__device__ __forceinline__ bool less(boolean a, boolean b) { return a.value < b.value; }
-
-__device__ __forceinline__ Acc combine(Acc a, Acc b) {
-  if constexpr (kOperation == kAdd) {
-    return add(a, b);
-  } else {
-    constexpr bool kIgnoreNan = kOperation == kFmax || kOperation == kFmin;
-    if (is_nan(a)) return kIgnoreNan ? b : a;
-    if (is_nan(b)) return kIgnoreNan ? a : b;
-    constexpr bool kLargest = kOperation == kMaximum || kOperation == kFmax;
-    return (kLargest ? less(a, b) : less(b, a)) ? b : a;
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 segment(const T* __restrict__ values, const i64* __restrict__ order, const i64* __restrict__ starts,
@@ -58,7 +34,7 @@ segment(const T* __restrict__ values, const i64* __restrict__ order, const i64* 
       const i64 row = order ? order[k] : k;
       if (!in_range(row, rows)) continue;
       const Acc value = load<Acc>(values[row * width + column]);
-      acc = any ? combine(acc, value) : value;
+      acc = any ? joined<kOperation>(acc, value) : value;
       any = true;
     }
 #pragma unroll
@@ -66,7 +42,7 @@ segment(const T* __restrict__ values, const i64* __restrict__ order, const i64* 
       const Acc other = shuffle_xor(acc, mask);
       const bool other_any = __shfl_xor_sync(0xffffffffu, int(any), mask);
       const bool lower = (lane & mask) == 0;  // both partners combine in the same order
-      if (any && other_any) acc = lower ? combine(acc, other) : combine(other, acc);
+      if (any && other_any) acc = lower ? joined<kOperation>(acc, other) : joined<kOperation>(other, acc);
       else if (other_any) acc = other;
       any |= other_any;
     }

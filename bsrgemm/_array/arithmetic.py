@@ -56,17 +56,20 @@ class Arithmetic(Conversions):
         return op(values.astype(wide), number).astype(dtype)
 
     # --------------------------------------------------------------------------------- sums
-    def _blockwise(self, other: Any, op: Callable[[Array, Array], Array], *, swapped: bool = False) -> Self:
+    def _blockwise(
+        self, other: Any, op: Callable[[Array, Array], Array], *, swapped: bool = False, zeros: bool = False
+    ) -> Self:
         """Apply ``op`` on the union of two patterns and return BSR without blocks in which all elements are zero.
 
-        With `swapped`, `other` is the left operand.
+        With `swapped`, `other` is the left operand; with `zeros`, blocks of zeros may stay.
         """
         B = self._coerce(other)
         left, right, same = self._canonical(), B._canonical(), self._has_pattern_of(B)
         if swapped:
             left, right = right, left
-        found = self._new(self._backend.combine(op, left, right, self._block_shape[1], same), canonical=True)
-        if same and len(found.indices) == len(left.indices):
+        blocks = self._backend.combine(op, left, right, self._block_shape[1], same, zeros)
+        found = self._new_own(blocks, canonical=True)
+        if same and len(found.data) == len(left.data):
             found._note_pattern_of(self)
         return found
 
@@ -387,10 +390,10 @@ class Arithmetic(Conversions):
                 return op is operator.ne
             raise ValueError(f"inconsistent shape: {self._shape} and {tuple(other.shape)}")
         if not op(0, 0):
-            return self._blockwise(other, op)._csr_of_true()
+            return self._blockwise(other, op, zeros=True)._csr_of_true()
         _warn_dense(op, "two sparse matrices")
         if op is operator.eq:
-            return self._blockwise(other, operator.ne)._csr_of_false()
+            return self._blockwise(other, operator.ne, zeros=True)._csr_of_false()
         return self._blockwise(other, lambda a, b: ~op(a, b))._csr_of_false()
 
     def _compare_scalar(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
@@ -466,7 +469,7 @@ class Arithmetic(Conversions):
             return op(*self._promoted(self.todense(), other))
         if tuple(other.shape) != self._shape:
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
-        return self._blockwise(other, op)._csr_without_zeros()
+        return self._blockwise(other, op, zeros=True)._csr_without_zeros()
 
     def _csr_without_zeros(self) -> Any:
         """Return a CSR matrix of the elements that are not zero."""
@@ -474,7 +477,7 @@ class Arithmetic(Conversions):
         if self._backend.loops is not None and values.dtype in self._backend.foreign_dtypes:
             csr = self._backend.loops.without_zeros(Csr(values, columns, indptr), self._shape[1])
             return self._foreign("csr", tuple(csr), self._shape, values.dtype)
-        return self._csr_where(values != 0, values, columns, indptr)
+        return self._csr_where(values if values.dtype == BOOL else values != 0, values, columns, indptr)
 
     def maximum(self, other: Any) -> Any:
         """Compute the element-wise maximum with a number or a matrix.

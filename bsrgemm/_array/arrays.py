@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from weakref import WeakValueDictionary
@@ -87,6 +87,8 @@ class Origin(NamedTuple):
     sorted_: bool | None
     #: When the matrix was known to be in canonical format; None on the host.
     canonical_since: Unwritten | None
+    #: The index arrays, if nobody has read them.
+    unread: Unwritten | None
 
     @property
     def canonical(self) -> bool | None:
@@ -96,14 +98,16 @@ class Origin(NamedTuple):
     def unchanged(self) -> bool:
         """Tell whether the matrix still has these arrays and this shape."""
         A, (data, indices, indptr) = self.matrix, self.blocks
-        return A.data is data and A.indices is indices and A.indptr is indptr and A._shape == self.shape
+        index = A._index
+        return A.data is data and index[0] is indices and index[1] is indptr and A._shape == self.shape
 
 
 class _Stored:
     """A descriptor for `data`, `indices` or `indptr`, one of the three arrays of a matrix.
 
-    A transpose has no arrays until one of them is read; reading it through this descriptor builds all three. An array
-    that a matrix has already is in the `__dict__` of the matrix, where Python finds it without this descriptor.
+    A transpose has no arrays until one of them is read; reading it through this descriptor builds all three. A matrix
+    that the library has made on a device has no index arrays for users until one of them is read. An array that a
+    matrix has already is in the `__dict__` of the matrix, where Python finds it without this descriptor.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -113,6 +117,7 @@ class _Stored:
         if instance is None:
             return self
         instance._build()
+        instance._hand_out()
         try:
             return instance.__dict__[self.name]
         except KeyError:
@@ -152,6 +157,9 @@ class BlockArrays:
 
     A transpose begins as an `Origin` without arrays of its own. Products read the arrays of the origin, and `data`,
     `indices` and `indptr` of the transpose are built when one of them is read.
+
+    A matrix that the library makes on a device has index arrays that are `_unread`: nobody else has them, so that
+    matrices with one pattern share them. It has copies of them instead from when a user reads `indices` or `indptr`.
     """
 
     _backend: ClassVar[Backend]
@@ -162,6 +170,7 @@ class BlockArrays:
     #: The blocks of block row i are those from ``indptr[i]`` to ``indptr[i + 1] - 1``; shape (block rows + 1,).
     indptr: Array = _Stored()
     _origin: Origin | None = None
+    _unread: Unwritten | None = None
     #: Transposes that may still read the arrays of this matrix, by id. Matrices that are made of one another and share
     #: their values share this dictionary.
     _transposes: WeakValueDictionary[int, Any] | None = None
@@ -173,8 +182,8 @@ class BlockArrays:
     _canonical_indices: Array | None
     #: On a device, the state of the index arrays when they were known to be in canonical format.
     _canonical_since: Unwritten | None = None
-    #: On a device, lists that were made from the index arrays, with the state of these.
-    _lists: tuple[Unwritten, dict[Any, Any]] | None = None
+    #: On a device, the state of the index arrays from which lists were made, with these lists.
+    _lists: Unwritten | None = None
 
     # ------------------------------------------------------------------------------- building
     def _set(
@@ -213,19 +222,39 @@ class BlockArrays:
         """Set the three arrays, which are known to be of the right kind."""
         own = self.__dict__
         own["data"], own["indices"], own["indptr"] = data, indices, indptr
+        own.pop("_unread", None)
+
+    def _hand_out(self) -> None:
+        """Give this matrix index arrays that a user may have, instead of those that are unread."""
+        unread, backend = self._unread, self._backend
+        if unread is None:
+            return
+        if backend.is_recording():  # the copies would be made when the graph runs, and be read before
+            raise RuntimeError(
+                "indices, indptr: they are copied when they are read for the first time, which cannot be in a CUDA "
+                "graph; read A.indices once before the capture"
+            )
+        canonical = self._canonical_since is not None  # unread arrays stay as they are
+        self._store(self.data, *(backend.watched(x.copy()) for x in (unread.indices, unread.indptr)))
+        self._canonical_since = None
+        if canonical:
+            self._canonical_indices = self.indices
+            self._canonical_since = self._state()
+            self._canonical_since.pattern = unread.pattern
 
     if not TYPE_CHECKING:  # a checker would take every name for an attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in _FIELDS and value is not self.__dict__.get(name, self):
+                if name != "data":
+                    self._hand_out()
                 value = assigned(self._backend, name, value)
             object.__setattr__(self, name, value)
 
     def _note_canonical(self) -> None:
         """Take down that the index arrays are in canonical format now."""
         if self._backend.index_class is not None:
-            self._take_over()
-            before, self._canonical_since = self._canonical_since, Unwritten(self.indices, self.indptr)
+            before, self._canonical_since = self._canonical_since, self._state()
             if before is not None and before.holds_for(self):
                 self._canonical_since.pattern = before.pattern
 
@@ -246,7 +275,7 @@ class BlockArrays:
         """On a device, replace index arrays that a user has assigned by copies; writes into theirs would go unseen."""
         backend = self._backend
         cls = backend.index_class
-        if cls is None or (type(self.indices) is cls and type(self.indptr) is cls):
+        if cls is None or self._unread is not None or (type(self.indices) is cls and type(self.indptr) is cls):
             return
         if backend.is_recording():  # the copies would be made when the graph runs, and be read before
             raise RuntimeError(
@@ -259,22 +288,72 @@ class BlockArrays:
         """Create a matrix of the same class from arrays that are known to be valid, without copying them."""
         return object.__new__(type(self))._set(blocks, self._shape if shape is None else shape, **flags)  # type: ignore[arg-type]
 
+    def _new_unread(
+        self,
+        data: Array,
+        index: Unwritten,
+        shape: tuple[int, int] | None = None,
+        *,
+        canonical: bool | None = None,
+        sorted_: bool | None = None,
+    ) -> Self:
+        """Create a matrix of the same class on a device, with index arrays that nobody else has."""
+        found = object.__new__(type(self))
+        own = found.__dict__
+        own["data"], own["_unread"], own["maxprint"] = data, index, 50
+        own["_shape"] = self._shape if shape is None else shape
+        own["_has_canonical_format"], own["_has_sorted_indices"] = None if canonical else canonical, sorted_
+        own["_canonical_indices"] = index.indices if canonical else None
+        own["_canonical_since"] = index if canonical else None
+        return found
+
+    def _new_own(self, blocks: Blocks, shape: tuple[int, int] | None = None, **flags: bool | None) -> Self:
+        """Do what `_new` does, for index arrays that were made for this matrix alone."""
+        if self._backend.index_class is None:
+            return self._new(blocks, shape, **flags)
+        return self._new_unread(blocks.data, Unwritten(blocks.indices, blocks.indptr), shape, **flags)
+
     def _with_data(self, data: Array, copy: bool = True) -> Self:
         """Create a matrix with the same pattern and other values; `copy` tells whether to copy the index arrays."""
-        if copy:
-            _, indices, indptr = self._blocks
-            indices, indptr = indices.copy(), indptr.copy()
+        flags: Any = {"canonical": self._kept_canonical, "sorted_": self._has_sorted_indices}
+        if self._unread is not None or (copy and self._backend.index_class is not None):
+            found = self._new_unread(data, self._unread_copies(), **flags)
         else:
             self._take_over()
-            indices, indptr = self.indices, self.indptr
-        blocks, sorted_ = Blocks(data, indices, indptr), self._has_sorted_indices
-        found = self._new(blocks, canonical=self._kept_canonical, sorted_=sorted_)
+            index = (x.copy() if copy else x for x in (self.indices, self.indptr))
+            found = self._new(Blocks(data, *index), **flags)
         found._note_pattern_of(self)
         return found
+
+    def _unread_copies(self) -> Unwritten:
+        """Return the index arrays if they are unread, otherwise copies, which matrices with this pattern share."""
+        if self._unread is not None:
+            return self._unread
+
+        def copies() -> Unwritten:
+            _, indices, indptr = self._blocks
+            return Unwritten(indices.copy(), indptr.copy())
+
+        found: Unwritten = self._listed("copies", copies)
+        return found
+
+    @property
+    def _index(self) -> tuple[Array, Array]:
+        """The index arrays, as the matrix keeps them."""
+        unread = self._unread
+        return (self.indices, self.indptr) if unread is None else (unread.indices, unread.indptr)
+
+    def _state(self) -> Unwritten:
+        """Return the state of the index arrays, to tell later whether they were written to."""
+        self._take_over()
+        return self._unread or Unwritten(self.indices, self.indptr)
 
     @property
     def _blocks(self) -> Blocks:
         """The three arrays, for computations. On a device writes into these index arrays are not counted."""
+        unread = self._unread
+        if unread is not None:
+            return Blocks(self.data, unread.indices, unread.indptr)
         if self._backend.index_class is None:
             return Blocks(self.data, self.indices, self.indptr)
         self._take_over()
@@ -319,8 +398,7 @@ class BlockArrays:
         if self._origin is not None:
             A, transposed = self._source()
             if transposed:
-                origin = self._origin
-                back = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+                back = self._of_origin(self._origin)
                 back._transposes = A._transposes
                 return back
         T = object.__new__(type(self))
@@ -329,10 +407,17 @@ class BlockArrays:
         own["_has_canonical_format"] = own["_canonical_indices"] = None
         own["_has_sorted_indices"] = True
         self._take_over()
-        flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since
-        own["_origin"] = Origin(self, Blocks(self.data, self.indices, self.indptr), self._shape, *flags)
+        flags = self._known_canonical or None, self._has_sorted_indices, self._canonical_since, self._unread
+        own["_origin"] = Origin(self, Blocks(self.data, *self._index), self._shape, *flags)
         self._readers()[id(T)] = T
         return T
+
+    def _of_origin(self, origin: Origin) -> Self:
+        """Return a matrix with the arrays of which this is the transpose."""
+        flags = {"canonical": origin.canonical, "sorted_": origin.sorted_}
+        if origin.unread is not None:
+            return self._new_unread(origin.blocks.data, origin.unread, origin.shape, **flags)
+        return self._new(origin.blocks, origin.shape, **flags)
 
     def _readers(self) -> WeakValueDictionary[int, Any]:
         """Return the transposes that may still read the arrays of this matrix, and of all that share its values."""
@@ -343,10 +428,14 @@ class BlockArrays:
 
     def _transpose_now(self) -> Self:
         """Build the transpose with arrays of its own."""
-        M, N = self._shape
-        stored = self._validated
-        blocks = self._backend.transpose(stored, self._block_shape[1], self._by_column(stored, 0))
-        return self._new(blocks, (N, M), sorted_=True, canonical=self._known_canonical or None)
+        (M, N), backend, stored = self._shape, self._backend, self._validated
+        flags: Any = {"sorted_": True, "canonical": self._known_canonical or None}
+        lists = self._by_column(stored, 0)
+        if backend.index_class is None or lists is None:
+            return self._new(backend.transpose(stored, self._block_shape[1], lists), (N, M), **flags)
+        by_column, key = lists(), ("transposed", self._block_shape[1])
+        index = self._listed(key, lambda: Unwritten(*backend.transposed_index(stored, by_column)))
+        return self._new_unread(backend.turned(stored.data, by_column[0]), index, (N, M), **flags)
 
     def _source(self) -> tuple[Self, bool]:
         """Return a matrix that has arrays, and whether this matrix is the transpose of it."""
@@ -357,7 +446,7 @@ class BlockArrays:
             self._build()
             return self, False
         if not origin.unchanged():
-            A = self._new(origin.blocks, origin.shape, canonical=origin.canonical, sorted_=origin.sorted_)
+            A = self._of_origin(origin)
             A._transposes = origin.matrix._transposes
             self._origin = origin = origin._replace(matrix=A)
         return origin.matrix, True
@@ -385,18 +474,23 @@ class BlockArrays:
         On a device the list is kept until somebody writes into the index arrays.
         """
         backend = self._backend
+        if axis == 1:
+            return None
 
         def make() -> tuple[Array, Array]:
             return backend.by_column(blocks.indices, blocks.indptr, self._block_shape[1])
 
-        def known() -> Any:
-            if self._lists is None or not self._lists[0].holds_for(self):
-                self._lists = Unwritten(self.indices, self.indptr), {}
-            return backend.kept(self._lists[1], self._block_shape[1], make)
+        own = backend.index_class is not None and blocks.indices is plain_array(self._index[0])
+        return (lambda: self._listed(self._block_shape[1], make)) if own else make
 
-        if axis == 1:
-            return None
-        return known if backend.index_class is not None and blocks.indices is plain_array(self.indices) else make
+    def _listed(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what was made from the index arrays on a device; it is made again once somebody writes into these.
+
+        Matrices that share unread index arrays share it.
+        """
+        if self._lists is None or not self._lists.holds_for(self):
+            self._lists = self._state()
+        return self._backend.kept(self._lists.lists, key, make)
 
     def _before_writing(self) -> None:
         """Build all transposes that still read the values of this matrix, which are about to change in place."""
@@ -437,7 +531,7 @@ class BlockArrays:
             return False
         if self._has_canonical_format is not None:
             return self._has_canonical_format
-        return self.indices is self._canonical_indices
+        return self._index[0] is self._canonical_indices
 
     @property
     def _kept_canonical(self) -> bool | None:
@@ -450,5 +544,7 @@ class BlockArrays:
     def _validated(self) -> Blocks:
         """The blocks, checked on the host but not on the GPU, where a check would synchronise."""
         blocks = self._blocks
+        if self._backend.index_class is not None:
+            return blocks
         (M, N), (_, R, C) = self._shape, blocks[0].shape
         return self._backend.validated(blocks, M // R, N // C)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks
+from .._backend.base import Array, Backend, Blocks, Piece
 from .._backend.registry import backend_of
 from ..dtypes import check_dtype, common_dtype
 from .arrays import leaf
@@ -90,13 +90,6 @@ class _Place(NamedTuple):
     value: Any
     row: int
     column: int
-
-
-class _Piece(NamedTuple):
-    """The blocks of an operand, and the block column of the result at which the operand begins."""
-
-    blocks: Blocks
-    left: int
 
 
 # -------------------------------------------------------------------------------------- stacking
@@ -322,38 +315,40 @@ def _assembled(what: str, places: Sequence[_Place], grid: tuple[int, int], dtype
     wanted = _promoted(backend, places) if dtype is None else check_dtype(dtype, backend.dtypes)
     matrices = [_converted(first.value, place.value, blocksize, wanted) for place in places]
     lefts = list(accumulate((width // C for width in widths), initial=0))
-    rows: list[list[_Piece]] = [[] for _ in heights]
+    rows: list[list[Piece]] = [[] for _ in heights]
     for place, matrix in zip(places, matrices, strict=True):
-        rows[place.row].append(_Piece(matrix._validated, lefts[place.column]))
+        rows[place.row].append(Piece(matrix._validated, lefts[place.column]))
     canonical = all(matrix._known_canonical for matrix in matrices)
-    return object.__new__(leaf(backend, _any_array(backend, places)))._set(
-        _joined(backend, rows, shape, blocksize, wanted),
-        shape,
-        canonical=canonical or None,
-        sorted_=all(matrix._has_sorted_indices for matrix in matrices) or None,
-    )
+    blocks = _joined(backend, rows, shape, blocksize, wanted)
+    sorted_ = all(matrix._has_sorted_indices for matrix in matrices) or None
+    maker = object.__new__(leaf(backend, _any_array(backend, places)))
+    return maker._new_own(blocks, shape, canonical=canonical or None, sorted_=sorted_)
 
 
 def _joined(
-    backend: Backend, rows: list[list[_Piece]], shape: tuple[int, int], blocksize: tuple[int, int], dtype: np.dtype[Any]
+    backend: Backend, rows: list[list[Piece]], shape: tuple[int, int], blocksize: tuple[int, int], dtype: np.dtype[Any]
 ) -> Blocks:
     """Join the blocks of the pieces; each block row of the result has those of its pieces, from left to right."""
     xp = backend.xp
     pieces = [piece for row in rows for piece in row]
-    total = sum(len(blocks.indices) for blocks, _ in pieces)
+    total = sum(len(blocks.indices) for blocks, *_ in pieces)
     index = structure.index_dtype(
-        max(*shape, total), *(array for blocks, _ in pieces for array in (blocks.indices, blocks.indptr))
+        max(*shape, total), *(array for blocks, *_ in pieces for array in (blocks.indices, blocks.indptr))
     )
+    if pieces and all(len(row) <= 1 for row in rows):
+        found = backend.stack(pieces, dtype, index)
+        if found is not None:
+            return found
     data, indices = xp.empty((total, *blocksize), dtype), xp.empty(total, index)
     starts = []
     first = 0  # the number of blocks in the rows of pieces before this one
     for row in rows:
         if not row:
             continue
-        indptrs = [blocks.indptr.astype(index, copy=False) for blocks, _ in row]
+        indptrs = [blocks.indptr.astype(index, copy=False) for blocks, *_ in row]
         free = sum(indptr[:-1] for indptr in indptrs) + first  # the next free position in each block row
         starts.append(free)
-        for (blocks, left), indptr in zip(row, indptrs, strict=True):
+        for (blocks, left, _), indptr in zip(row, indptrs, strict=True):
             n = len(blocks.indices)
             if len(row) == 1:
                 where: Any = slice(first, first + n)
@@ -364,7 +359,7 @@ def _joined(
             if n:
                 data[where] = blocks.data
                 indices[where] = blocks.indices.astype(index, copy=False) + left
-        first += sum(len(blocks.indices) for blocks, _ in row)
+        first += sum(len(blocks.indices) for blocks, *_ in row)
     return Blocks(data, indices, xp.concatenate([*starts, xp.full(1, total, index)]))
 
 

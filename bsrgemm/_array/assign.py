@@ -194,7 +194,8 @@ class Assignment(Selection):
         count = min(M + min(k, 0), N - max(k, 0))
         if count <= 0 or not -M < k < N:
             return self._backend.xp.empty(0, self.dtype)
-        return self._backend.diagonal(self._validated, self._block_shape[1], k, count, self._known_canonical)
+        blocks = self._validated
+        return self._backend.diagonal(blocks, N // blocks.data.shape[2], k, count, self._known_canonical)
 
     def trace(self, offset: int = 0) -> Any:
         """Return the sum of a diagonal.
@@ -271,18 +272,17 @@ class Assignment(Selection):
         values = values if values.ndim == 0 else values[:n]
         blocks, block_cols = self._canonical(), self._block_shape[1]
         if blocks.data is not self.data or not getattr(self.data.flags, "writeable", True):
+            self._hand_out()
             self._replace(blocks._replace(data=blocks.data.copy()))
             blocks = self._blocks
         elif values.ndim and backend.overlap(values, self.data):
             values = values.copy()
         self._before_writing()
         if not backend.set_diagonal(blocks, block_cols, k, values, n):
-            row, col = structure.diagonal_places(backend, k, n)
-            touched = structure.from_coo(
-                backend, row, col, xp.ones(n, self.dtype), self._shape, self.blocksize, self.indices.dtype, unique=True
-            )
+            (row, col), index = structure.diagonal_places(backend, k, n), blocks.indices.dtype
+            ones, sizes = xp.ones(n, self.dtype), (self._shape, self.blocksize)
+            touched = structure.from_coo(backend, row, col, ones, *sizes, index, unique=True)
             data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
-            index = self.indices.dtype
             blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
             backend.set_diagonal(blocks, block_cols, k, values, n)
             self._replace(blocks)

@@ -220,6 +220,7 @@ class BsrBase(BlockArrays):
 
     def __getstate__(self) -> dict[str, Any]:
         self._build()
+        self._hand_out()
         return {name: value for name, value in self.__dict__.items() if name in _STATE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -280,6 +281,7 @@ class BsrBase(BlockArrays):
         [0, 1]
         """
         if not self.has_sorted_indices:
+            self._hand_out()
             self._replace(structure.sort_blocks(self._backend, self._blocks, self._block_shape[1]))
             self._has_sorted_indices = True
 
@@ -355,7 +357,7 @@ class BsrBase(BlockArrays):
                 return self.has_canonical_format
             if not self._backend.is_sorted(blocks.indices, blocks.indptr, strictly=True):
                 return False
-            self._canonical_indices = self.indices
+            self._canonical_indices = self._index[0]
             self._note_canonical()
             return True
         canonical = bool(loops.is_canonical(blocks.indices, blocks.indptr))

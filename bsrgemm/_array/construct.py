@@ -353,6 +353,8 @@ def _best_side(shape: tuple[int, int], elements: int, count: Callable[[int], int
 def _as_array(backend: Backend, x: Any, what: str) -> Array:
     """Return `x` as an array of `backend`, copied between the host and the GPU if necessary."""
     source = backend_of(x) or foreign_backend(x)
+    if source is backend and source is not host() and source.is_dense(x):
+        return x
     if source is backend:
         array = adopted(backend, x, what)
         if type(array) is np.ndarray:
@@ -491,4 +493,6 @@ def _from_bsr_arrays(
     structure.check_arrays(data, indices, indptr, shape)
     facts = structure.checked(backend, indices, indptr, shape[1] // C)
     indices, indptr = (_own_index(backend, x, index, copy) for x in (indices, indptr))
-    return Parts(Blocks(data[: facts.stop], indices[: facts.stop], indptr), shape, facts.canonical or None)
+    if facts.stop < len(indices):
+        data, indices = data[: facts.stop], indices[: facts.stop]
+    return Parts(Blocks(data, indices, indptr), shape, facts.canonical or None)

@@ -50,7 +50,7 @@ class Conversions(Elements):
         return cls(arrays, shape=shape) if format == "dia" else self._backend.foreign(cls, arrays, shape)
 
     def _element_index(self, *maxvals: int) -> np.dtype[Any]:
-        return structure.index_dtype(max(*self._shape, *maxvals, 0), self.indices, self.indptr)
+        return structure.index_dtype(max(*self._shape, *maxvals, 0), *self._index)
 
     def tocoo(self, copy: bool = True) -> Any:
         """Convert to coordinate (COO) format, with every element of every stored block.
@@ -305,7 +305,7 @@ class Conversions(Elements):
         blocks = self._validated
         check_block_elements(self._backend, (len(blocks.data), *blocksize))
         parts = reblock(self._backend, Parts(blocks, self._shape, self._is_canonical(blocks)), blocksize)
-        return self._new(parts.blocks, canonical=True)
+        return self._new_own(parts.blocks, canonical=True)
 
     def asformat(self, format: str | None, copy: bool = False) -> Any:
         """Convert to the format of a given name.

@@ -89,7 +89,7 @@ class Extremes(Lines):
             best = _narrow(getattr(xp, reduction)(_wide(flat)), self.dtype)
             if explicit or data.size == math.prod(self._shape):
                 return best
-            return _narrow(op(_wide(best), _wide(xp.zeros((), self.dtype))), self.dtype)
+            return _narrow(op(_wide(best), _wide(self.dtype.type(0))), self.dtype)
         blocks = self._canonical()
         by_column = self._by_column(blocks, line)
         arguments = name, blocks, by_column, self._block_shape[1], self.dtype, explicit

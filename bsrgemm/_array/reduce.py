@@ -74,7 +74,7 @@ class Reductions(Extremes):
         acc = np.dtype(np.float32) if wanted in HALF_DTYPES else wanted
         if axis is None:
             data = self._summands.data
-            total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted)
+            total = self._cast_for_sum(data, acc).sum(dtype=acc).astype(wanted, copy=False)
             return self._deliver(total, out, () if self._is_array else (1, 1))
         result = self._line_result(self._sum_lines(axis, acc).astype(wanted, copy=False), axis)
         return self._deliver(result, out, tuple(result.shape))
@@ -304,8 +304,8 @@ def _matrix_norm(A: BsrBase, ord: Any, axes: tuple[int, ...]) -> Any:
         data = A._canonical().data
         if A._backend.loops is not None and data.dtype.char in "fdFD":
             flat = real_parts(data.reshape(-1))
-            return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype))
-        return xp.sqrt(_squares(data).sum()).astype(_root_dtype(A.dtype))
+            return xp.sqrt(xp.vdot(flat, flat).real).astype(_root_dtype(A.dtype), copy=False)
+        return xp.sqrt(_squares(data).sum()).astype(_root_dtype(A.dtype), copy=False)
     if _is(ord, 2, -2):
         raise NotImplementedError(
             f"ord: {ord!r} of a matrix needs its singular values; "

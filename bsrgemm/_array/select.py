@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from .._backend import structure
-from .._backend.base import Array, Backend, Blocks
+from .._backend.base import Array, Backend, Blocks, Piece
 from .._backend.registry import backend_of, elsewhere, foreign_backend, host
 from .convert import Conversions
 
@@ -72,20 +72,27 @@ class Selection(Conversions):
             return self._at(parts)
         top, bottom, left, right = self._window(key)
         (data, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
-        blocks = Blocks(data[own], indices[own], indptr[top : bottom + 1] - indptr[top])
+        blocks = Blocks(data[own], indices[own], indptr[top : bottom + 1])
         if (left, right) == (0, self._block_shape[1]):
-            blocks = blocks._replace(data=blocks.data.copy(), indices=blocks.indices.copy())
+            blocks = self._own_rows(blocks, own.start)
         else:
+            blocks = blocks._replace(indptr=blocks.indptr - indptr[top])
             inside = (blocks.indices >= left) & (blocks.indices < right)
             blocks = self._backend.select_blocks(blocks, inside)
             blocks = blocks._replace(indices=(blocks.indices - left).astype(indices.dtype, copy=False))
         R, C = self.blocksize
-        return self._new(
+        return self._new_own(
             blocks,
             ((bottom - top) * R, (right - left) * C),
             canonical=self._known_canonical or None,
             sorted_=self._has_sorted_indices or None,
         )
+
+    def _own_rows(self, blocks: Blocks, begin: int) -> Blocks:
+        """Return copies of the blocks of some rows, of which block `begin` is the first."""
+        data, indices, indptr = blocks
+        found = self._backend.stack([Piece(blocks, 0, begin)], data.dtype, np.result_type(indices.dtype, indptr.dtype))
+        return Blocks(data.copy(), indices.copy(), indptr - indptr[0]) if found is None else found
 
     def _at(self, parts: tuple[Any, Any]) -> Self:
         """Return the blocks of rows and columns, at least one of which is an index array."""
@@ -120,7 +127,7 @@ class Selection(Conversions):
         canonical = self._known_canonical or None
         # A column that is chosen twice puts copies of a block that is stored twice out of order.
         kept = self._has_sorted_indices and (picks[1] is None or picks[1].increasing or canonical)
-        return self._new(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
+        return self._new_own(blocks, (sides[0], sides[1]), canonical=canonical, sorted_=was_sorted or kept or None)
 
     def select_blocks(self, rows: Any = None, cols: Any = None) -> Self:
         """Return the sub-matrix of some block rows and block columns, in the order in which they are named.

@@ -73,8 +73,8 @@ KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arriv
 COMBINE_BLOCKS = Struct(
     "CombineBlocks",
     (
-        *fields("P", "a b left right a_ptr b_ptr a_indices data indices indptr nonzero nonzeros count"),
-        *fields("q", "blocks a_blocks b_blocks rows"),
+        *fields("P", "a b left right a_ptr b_ptr a_indices data indices indptr nonzero found nonzeros arrived count"),
+        *fields("q", "blocks a_blocks b_blocks rows column_shift block_shift"),
         *fields("i", "size tile listed turned"),
     ),
 )
@@ -290,7 +290,6 @@ def reduced_dtypes(operation: str, dtype: np.dtype[Any]) -> set[np.dtype[Any]]:
     return {dtype, wide}
 
 
-@lru_cache(maxsize=1024)
 def reduce_lines(operation: str, dtype: np.dtype[Any], out: np.dtype[Any], elements: int, index: str) -> ReduceLines:
     """Choose the kernel for lines of so many elements on average."""
     lanes = 2 if elements < 16 else 8 if elements < 256 else 32
@@ -351,9 +350,10 @@ class CombineBlocks(Kernel, source="combine_blocks.cu", argument=COMBINE_BLOCKS)
                     yield combine_blocks(name, dtype, index)
 
     @staticmethod
-    def tile(size: int) -> int:
-        """Return the number of blocks of so many elements that a CTA takes at a time."""
-        return max(1, min(2048, 8192 // size))
+    def tile(blocks: int, size: int) -> int:
+        """Return how many blocks of so many elements a CTA takes at a time: fewer of few, for 512 CTAs."""
+        elements = min(8192, max(1024, blocks * size // 512))
+        return max(1, min(2048, elements // size))
 
 
 def combines(name: str, dtype: np.dtype[Any]) -> bool:
@@ -367,14 +367,12 @@ def combined_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return BOOL if name in _COMPARISONS else dtype
 
 
-@lru_cache(maxsize=512)
 def combine_blocks(name: str, dtype: np.dtype[Any], index: str) -> CombineBlocks:
     """Return the kernel for an operation with two operands of `dtype`."""
     acc = accumulator(dtype)[0] if name in ("add", "sub", "mul") else _ordered(dtype)
     return CombineBlocks(COMBINATIONS[name], element(dtype), element(combined_dtype(name, dtype)), acc, index)
 
 
-@lru_cache(maxsize=64)
 def gather_blocks(size: int, index: str) -> CombineBlocks:
     """Return the kernel that copies some blocks whose elements have so many bytes."""
     return CombineBlocks("kFirst", MOVED[size], MOVED[size], MOVED[size], index)

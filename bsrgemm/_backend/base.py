@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -50,6 +50,15 @@ class Blocks(NamedTuple):
     data: Any
     indices: Any
     indptr: Any
+
+
+class Piece(NamedTuple):
+    """A matrix to be copied into another one: its blocks, the block column of the other one at which it begins, and the
+    number that its `indptr` has for its first block."""
+
+    blocks: Blocks
+    left: int
+    begin: int = 0
 
 
 class Csr(NamedTuple):
@@ -249,15 +258,22 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+    def combine(
+        self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool, zeros: bool = False
+    ) -> Blocks:
         """Return ``op(a, b)`` on the union of two patterns, without blocks in which all elements are zero.
 
-        Both matrices are in canonical format; with `same` the caller knows that they have the same pattern.
+        Both matrices are in canonical format; with `same` the caller knows that they have the same pattern. With
+        `zeros` blocks of zeros may stay.
         """
 
     @abstractmethod
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
+
+    def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
+        """Return copies of matrices one below the other, or None if there is no kernel for it."""
+        return None
 
     def blocks_of_csr(
         self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
@@ -357,6 +373,16 @@ class Backend(ABC):
 
         On a device `by_column` may know the list of the blocks by block column.
         """
+
+    def transposed_index(self, blocks: Blocks, by_column: tuple[Any, Any]) -> tuple[Array, Array]:
+        """Return (indices, indptr) of the transposed matrix, given the list of its blocks by block column."""
+        (_, indices, indptr), (order, begins) = blocks, by_column
+        rows = self.expand(indptr, len(indices))[order]
+        return rows.astype(indices.dtype, copy=False), begins.astype(indptr.dtype, copy=False)
+
+    def turned(self, data: Array, order: Array) -> Array:
+        """Return blocks in this order, each of them transposed."""
+        return self.xp.ascontiguousarray(data[order].transpose(0, 2, 1))
 
     @abstractmethod
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -13,12 +13,11 @@ import numpy as np
 from cupyx.scipy.sparse import _base as cupyx_base
 
 from .._kernels import graphs, jit, workspace
-from .._kernels.element_types import element
 from .._kernels.launch import contiguous, run
 from ..dtypes import DEVICE_DTYPES
 from . import device_arrays, dlpack, structure
-from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, Expand, segment, vector_step
-from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts
+from .array_kernels import VECTOR_DTYPES, VECTOR_STEPS, segment, vector_step
+from .base import Array, Backend, Blocks, ConjugateVectors, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array, watched_class
 from .recording import arrays_of
 
@@ -173,11 +172,7 @@ class CupyBackend(Backend):
         return x.device
 
     def expand(self, indptr: Array, n: int) -> Array:
-        out = cupy.empty(n, indptr.dtype)
-        if n:
-            config = Expand(element(indptr.dtype))
-            run(config, config.grid(n), (contiguous(indptr), out, np.int64(len(indptr) - 1), np.int64(n)))
-        return out
+        return device_arrays.expand(indptr, n)
 
     def segment_reduce(self, op: str, values: Array, order: Array | None, starts: Array) -> Array:
         rows, segments = len(values), len(starts)
@@ -213,12 +208,17 @@ class CupyBackend(Backend):
     def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
         return device_arrays.set_diagonal(blocks, k, values, count)
 
-    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
-        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same)
+    def combine(
+        self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool, zeros: bool = False
+    ) -> Blocks:
+        found = device_arrays.combine(op.__name__.removeprefix("cupy_"), a, b, same, zeros)
         return structure.combine(self, op, a, b, block_cols) if found is None else found
 
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
+
+    def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
+        return device_arrays.stack(pieces, dtype, index)
 
     def blocks_of_csr(
         self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
@@ -288,7 +288,10 @@ class CupyBackend(Backend):
 
     def transpose(self, blocks: Blocks, block_cols: int, by_column: ListMaker | None = None) -> Blocks:
         lists = self.by_column(*blocks[1:], block_cols) if by_column is None else by_column()
-        return device_arrays.transpose(blocks, lists)
+        return Blocks(self.turned(blocks.data, lists[0]), *self.transposed_index(blocks, lists))
+
+    def turned(self, data: Array, order: Array) -> Array:
+        return device_arrays.turned(data, order)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         return device_arrays.to_csr(blocks, block_cols, dtype)

@@ -1,31 +1,25 @@
 """Operations on the arrays of matrices on a GPU, in one or two launches each: what `CupyBackend` calls.
 
 Each function returns what the function of the same name in `structure` returns, which works with array functions alone.
+New arrays are made by the class `cupy.ndarray` itself: `cupy.empty` does no more and takes the host 0.5 us longer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import cupy
 import numpy as np
 
-from .._kernels import graphs, jit, workspace
+from .._kernels import workspace
 from .._kernels.element_types import element
 from .._kernels.kernel import Kernel
-from .._kernels.launch import contiguous, loaded, run
+from .._kernels.launch import Starter, contiguous, run
 from ..dtypes import result_dtype
 from .array_kernels import (
-    BLOCK_ELEMENTS,
-    CHECK_PATTERN,
-    COMBINE_BLOCKS,
-    CSR_BLOCKS,
-    DIAGONAL,
-    KEPT_PLACES,
-    MERGE_PATTERNS,
     MOVED,
-    REDUCE_LINES,
     BlockElements,
     CheckPattern,
     CombineBlocks,
@@ -42,28 +36,21 @@ from .array_kernels import (
     reduced_dtypes,
 )
 from .array_kernels import reduce_lines as choose_reduction
-from .base import Array, Blocks, Csr, ListMaker, PatternFacts
+from .base import Array, Blocks, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array
 from .structure import INT32_MAX, index_dtype
 
-
-def pointer(x: Array | None) -> int:
-    """Return the address of an array, or a null pointer for None."""
-    return 0 if x is None else x.data.ptr
+_INT64 = np.dtype(np.int64)
 
 
-@lru_cache(maxsize=256)
-def _function(kernel: Kernel, device: int) -> Any:
-    """Return the function of a kernel on a device: to describe what is compiled takes the host 20 us."""
-    return loaded(kernel)
+@lru_cache(maxsize=1024)
+def _ready(device: int, make: Callable[..., Kernel], *key: Any) -> Starter:
+    return Starter(make(*key))
 
 
-def start(kernel: Kernel, grid: tuple[int, ...], argument: bytearray, uses: tuple[Array | None, ...]) -> None:
-    """Start a kernel with one struct; `uses` are the arrays to which it points."""
-    function = _function(kernel, cupy.cuda.runtime.getDevice())
-    if graphs.is_capturing():
-        graphs.keep(*uses)
-    function(grid, (kernel.threads,), (jit.argument(argument),))
+def kernel(make: Callable[..., Kernel], *key: Any) -> Starter:
+    """Return the kernel ``make(*key)`` on the current device; to describe it anew takes the host 20 us."""
+    return _ready(cupy.cuda.runtime.getDevice(), make, *key)
 
 
 def read(blocks: Blocks) -> Blocks:
@@ -74,8 +61,7 @@ def read(blocks: Blocks) -> Blocks:
 def _index(indices: Array, indptr: Array) -> tuple[Array, Array]:
     indices, indptr = plain_array(indices), plain_array(indptr)  # to read the address of others counts as a write
     if indices.dtype != indptr.dtype:
-        index = np.result_type(indices.dtype, indptr.dtype)
-        indices, indptr = indices.astype(index), indptr.astype(index)
+        indices, indptr = indices.astype(_INT64, copy=False), indptr.astype(_INT64, copy=False)
     return contiguous(indices), contiguous(indptr)
 
 
@@ -84,15 +70,14 @@ def inspect(indices: Array, indptr: Array) -> PatternFacts:
     """Return what tells whether index arrays are valid, in order and without duplicates."""
     indices, indptr = _index(indices, indptr)
     entries, rows = len(indices), len(indptr) - 1
-    kernel, found = CheckPattern(element(indices.dtype)), cupy.empty(7, np.int64)
-    grid = kernel.grid(max(entries, rows))
-    _memory, partial, arrived = workspace.scratch(grid[0] * kernel.partial_bytes, 1)  # held until the launch returns
-    argument = CHECK_PATTERN.pack(
-        indices=pointer(indices), indptr=pointer(indptr), found=pointer(found), partial=partial, arrived=arrived,
-        entries=entries, rows=rows,
+    check = kernel(CheckPattern, element(indices.dtype))
+    grid = check.kernel.grid(max(entries, rows))
+    _memory, partial, arrived = workspace.scratch(grid[0] * CheckPattern.partial_bytes, 1)  # until the launch returns
+    check.start(
+        grid, (), indices=indices.data.ptr, indptr=indptr.data.ptr, found=workspace.answer(), partial=partial,
+        arrived=arrived, entries=entries, rows=rows,
     )  # fmt: skip
-    start(kernel, grid, argument, (indices, indptr, found))
-    first, stop, falls, low, high, unordered, repeated = found.tolist()  # synchronize!
+    first, stop, falls, low, high, unordered, repeated = workspace.read_answer(7)  # synchronize!
     if not entries:
         low = high = 0
     return PatternFacts(first, stop, falls > 0, low, high, not unordered, not repeated)
@@ -101,31 +86,31 @@ def inspect(indices: Array, indptr: Array) -> PatternFacts:
 # ------------------------------------------------------------------------------------------- other formats
 def to_csr(blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     """Return (data, indices, indptr) in CSR with every element of each stored block, in order, with duplicates."""
-    values = cupy.empty(blocks.data.size, blocks.data.dtype)
-    rows = cupy.empty((len(blocks.indptr) - 1) * blocks.data.shape[1] + 1, dtype)
+    values = cupy.ndarray(blocks.data.size, blocks.data.dtype)
+    rows = cupy.ndarray((len(blocks.indptr) - 1) * blocks.data.shape[1] + 1, dtype)
     return values, _list_elements("kCsr", blocks, block_cols, values, rows), rows
 
 
 def to_coo(blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Return (row, col) of every stored element, in the order of `data`."""
-    rows = cupy.empty(blocks.data.size, dtype)
+    rows = cupy.ndarray(blocks.data.size, dtype)
     return rows, _list_elements("kCoo", blocks, block_cols, None, rows)
 
 
 def _list_elements(format: str, given: Blocks, block_cols: int, values: Array | None, rows: Array) -> Array:
     """Write the values and the rows, or row pointers, of all elements, and return their columns."""
-    blocks = data, indices, indptr = read(given)
-    _, R, C = data.shape
-    columns = cupy.empty(data.size, rows.dtype)
-    size = data.itemsize if format == "kCsr" else 1
-    kernel = BlockElements(format, MOVED[size], element(indices.dtype), element(rows.dtype))
-    argument = BLOCK_ELEMENTS.pack(
-        data=pointer(data), indices=pointer(indices), indptr=pointer(indptr), values=pointer(values),
-        rows=pointer(rows), columns=pointer(columns), block_rows=len(indptr) - 1, block_cols=block_cols,
-        blocks=len(data), R=R, C=C,
-    )  # fmt: skip
+    data, indices, indptr = blocks = read(given)
+    n, R, C = data.shape
+    columns = cupy.ndarray(n * R * C, rows.dtype)
     if len(rows):
-        start(kernel, most_ctas(max(data.size, len(rows)), kernel.tile), argument, (*blocks, values, rows, columns))
+        size = data.itemsize if values is not None else 1
+        elements = kernel(BlockElements, format, MOVED[size], element(indices.dtype), element(rows.dtype))
+        elements.start(
+            most_ctas(max(n * R * C, len(rows)), BlockElements.tile), (*blocks, values, rows, columns),
+            data=data.data.ptr, indices=indices.data.ptr, indptr=indptr.data.ptr,
+            values=0 if values is None else values.data.ptr, rows=rows.data.ptr, columns=columns.data.ptr,
+            block_rows=len(indptr) - 1, block_cols=block_cols, blocks=n, R=R, C=C,
+        )  # fmt: skip
     return columns
 
 
@@ -138,148 +123,198 @@ def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], 
     values, columns, pointers = (contiguous(x) for x in csr)
     columns, pointers = columns.astype(index, copy=False), pointers.astype(index, copy=False)
     indptr = cupy.zeros(M // R + 1, index)
-    arrays = {"values": values, "columns": columns, "pointers": pointers}
+    given = {"values": values.data.ptr, "columns": columns.data.ptr, "pointers": pointers.data.ptr}
     sizes = {"block_rows": M // R, "block_cols": N // C, "elements": len(columns), "R": R, "C": C, "unique": unique}
 
-    def start_pass(kernel: CsrBlocks, **written: Array | None) -> None:
-        places = {name: pointer(written.get(name)) for name in ("counts", "indptr", "indices", "data")}
-        read_only = {name: pointer(x) for name, x in arrays.items()}
-        blocks = len(written["data"]) if kernel.fill else 0  # type: ignore[arg-type]
-        argument = CSR_BLOCKS.pack(**read_only, **places, **sizes, blocks=blocks)
-        uses = (*arrays.values(), *written.values())
-        start(kernel, most_ctas(M // R, kernel.threads // kernel.lanes), argument, uses)
+    def start_pass(dtype: np.dtype[Any] | None, **places: int) -> None:
+        make = kernel(CsrBlocks.of, dtype, R, element(index))
+        grid = most_ctas(M // R, CsrBlocks.threads // make.kernel.lanes)
+        make.start(grid, (), **given, **places, **sizes)
 
     if M:
         counts = indptr[1:]
-        start_pass(CsrBlocks.of(None, R, element(index)), counts=counts)
+        start_pass(None, counts=counts.data.ptr, indptr=0, indices=0, data=0, blocks=0)
         cupy.cumsum(counts, out=counts)
     total = int(indptr[-1])  # synchronize!
-    indices, data = cupy.empty(total, index), cupy.zeros((total, R, C), dtype)
+    indices, data = cupy.ndarray(total, index), cupy.zeros((total, R, C), dtype)
     if total:
-        start_pass(CsrBlocks.of(dtype, R, element(index)), indptr=indptr, indices=indices, data=data)
+        places = {"indptr": indptr.data.ptr, "indices": indices.data.ptr, "data": data.data.ptr}
+        start_pass(dtype, counts=0, **places, blocks=total)
     return Blocks(data, indices, indptr)
 
 
 # ---------------------------------------------------------------------------------- two patterns, some blocks
 #: Results of at most so many bytes are allocated before it is known how many blocks they have, which saves a wait.
 _AT_ONCE = 4 << 20
+#: Bytes of counters that `combine_blocks` has: of CTAs, and of blocks.
+_OF_BLOCKS = 8
 
 
-def combine(name: str, a: Blocks, b: Blocks, same: bool) -> Blocks | None:
-    """Return an operation on the union of two patterns, without blocks of zeros; None if there is no kernel for it.
+def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks | None:
+    """Return an operation on the union of two patterns; None if there is no kernel for it.
+
+    Blocks of zeros are left out, unless `zeros`.
 
     Waits for the GPU once, and for large results of different patterns twice.
     """
-    dtype = result_dtype(a.data.dtype, b.data.dtype)
+    dtype = a.data.dtype
+    if b.data.dtype != dtype:
+        dtype = result_dtype(dtype, b.data.dtype)
     if not combines(name, dtype) or len(a.indices) + len(b.indices) > INT32_MAX:
         return None
-    a, b = (read(x._replace(data=x.data.astype(dtype, copy=False))) for x in (a, b))
-    wanted = index_dtype(0, a.indices, b.indices)
-    a, b = (Blocks(x.data, x.indices.astype(wanted, copy=False), x.indptr.astype(wanted, copy=False)) for x in (a, b))
-    shape, found = a.data.shape[1:], cupy.zeros(2, np.int64)
+    a, b = read(a), read(b)
+    index = a.indices.dtype if b.indices.dtype == a.indices.dtype else _INT64
+    a, b = _cast(a, dtype, index), _cast(b, dtype, index)
+    (a_blocks, R, C), rows = a.data.shape, len(a.indptr) - 1
     if same:
-        lists, most = (None, None, cupy.empty(len(a.indices), wanted)), len(a.indices)
+        _lists, left, right, count, most, indices = None, 0, 0, 0, len(a.indices), cupy.ndarray(len(a.indices), index)
     else:
-        lists, most = _merged(a, b, shape[0] * shape[1] * dtype.itemsize, found)
-    left, right, indices = lists
-    data = cupy.empty((most, *shape), combined_dtype(name, dtype))
-    nonzero, indptr = cupy.empty(most, np.bool_), cupy.empty(len(a.indptr), wanted)
-    arrays = {
-        "a": a.data, "b": b.data, "left": left, "right": right, "a_ptr": a.indptr, "b_ptr": b.indptr,
-        "a_indices": a.indices if same else None, "data": data, "indices": indices, "indptr": indptr,
-        "nonzero": nonzero, "nonzeros": found[1:], "count": None if same else found,
-    }  # fmt: skip
-    _start_combination(combine_blocks(name, dtype, element(wanted)), arrays, len(b.data))
-    count, nonzeros = found.tolist()  # synchronize!
-    count = most if same else count
-    blocks = Blocks(data[:count], indices[:count], indptr)
-    if nonzeros < count:
-        return select_blocks(blocks, nonzero[:count], nonzeros)
-    return Blocks(data[:count].copy(), indices[:count].copy(), indptr) if 2 * count < most else blocks
-
-
-def _merged(a: Blocks, b: Blocks, block_bytes: int, found: Array) -> tuple[tuple[Array, Array, Array], int]:
-    """Return (left, right, indices) of the union of two patterns, and the number of blocks for which there is room.
-
-    The number of blocks that there are is written to `found`.
-    """
-    index, rows = a.indices.dtype, len(a.indptr) - 1
-    sizes = (len(a.indices), len(b.indices)) if rows else (0, 0)
-    most, tile = sum(sizes), MergePatterns.tile
-    tiles = max(1, -(-most // tile))
-    counts, arrived = cupy.empty(tiles, np.int64), workspace.counters(1)
-    arrays = {"a": a.indices, "a_ptr": a.indptr, "b": b.indices, "b_ptr": b.indptr, "counts": counts, "total": found}
-    fields = {"arrived": pointer(arrived), "rows": rows, "a_blocks": sizes[0], "b_blocks": sizes[1]}
-    lists: tuple[Any, ...] = (None, None, None)
-    for fill in (False, True):
-        if fill:
-            most = int(found[0]) if most * block_bytes > _AT_ONCE else most  # synchronize!
-            lists = tuple(cupy.empty(most, index) for _ in range(3))
-        arrays |= dict(zip(("left", "right", "indices"), lists, strict=True))
-        argument = MERGE_PATTERNS.pack(**{key: pointer(x) for key, x in arrays.items()}, **fields)
-        uses = (*arrays.values(), arrived)
-        start(MergePatterns(fill, element(index)), most_ctas(tiles, 1), argument, uses)
-    return lists, most
-
-
-def _start_combination(kernel: CombineBlocks, arrays: dict[str, Array | None], b_blocks: int, turned: int = 0) -> None:
-    data, indptr, a = arrays["data"], arrays["indptr"], arrays["a"]
-    assert data is not None and indptr is not None and a is not None
-    size = data.shape[1] * data.shape[2]
-    tile = kernel.tile(size)
-    argument = COMBINE_BLOCKS.pack(
-        **{name: pointer(x) for name, x in arrays.items()}, blocks=len(data), a_blocks=len(a), b_blocks=b_blocks,
-        rows=len(indptr) - 1, size=size, tile=tile, listed=arrays["left"] is not None and not turned,
-        turned=turned,
+        _lists, left, right, count, most, indices = _merged(a, b, R * C * dtype.itemsize)
+    data, indptr = cupy.ndarray((most, R, C), combined_dtype(name, dtype)), cupy.ndarray(rows + 1, index)
+    _memory, nonzero, counters = workspace.scratch(most, 4)
+    combination, tile = kernel(combine_blocks, name, dtype, element(index)), CombineBlocks.tile(most, R * C)
+    combination.start(
+        max(most_ctas(most, tile), most_ctas(rows + 1, CombineBlocks.threads)), (),
+        a=a.data.data.ptr, b=b.data.data.ptr, left=left, right=right, a_ptr=a.indptr.data.ptr, b_ptr=b.indptr.data.ptr,
+        a_indices=a.indices.data.ptr if same else 0, data=data.data.ptr, indices=indices.data.ptr,
+        indptr=indptr.data.ptr, nonzero=nonzero, found=workspace.answer(), nonzeros=counters + _OF_BLOCKS,
+        arrived=counters, count=count, blocks=most, a_blocks=a_blocks, b_blocks=len(b.data), rows=rows,
+        column_shift=0, block_shift=0, size=R * C, tile=tile, listed=not same, turned=0,
     )  # fmt: skip
-    grid = max(most_ctas(len(data), tile), most_ctas(len(indptr), kernel.threads))
-    start(kernel, grid, argument, tuple(arrays.values()))
+    count, nonzeros = workspace.read_answer(2)  # synchronize!
+    if count < most:
+        data, indices = data[:count], indices[:count]
+    if nonzeros < count and not zeros:
+        return _selected(Blocks(data, indices, indptr), nonzero, count, nonzeros)
+    return Blocks(data.copy(), indices.copy(), indptr) if 2 * count < most else Blocks(data, indices, indptr)
 
 
-def select_blocks(given: Blocks, keep: Array, total: int | None = None) -> Blocks:
-    """Return the blocks for which the boolean array `keep` is true; how many these are, the caller may know."""
-    data, indices, indptr = read(given)
-    index, found, n = indices.dtype, cupy.empty(1, np.int64), min(len(keep), len(indices), len(data))
-    tiles = max(1, -(-n // KeptPlaces.tile))
-    counts, arrived, kept = cupy.empty(tiles, np.int64), workspace.counters(1), contiguous(keep)
-    places = None
-    for fill in (False, True):
-        if fill:
-            total = int(found[0]) if total is None else total  # synchronize!
-            places = cupy.empty(total, index)
-        argument = KEPT_PLACES.pack(
-            kept=pointer(kept), places=pointer(places), counts=pointer(counts), total=pointer(found),
-            arrived=pointer(arrived), n=n,
-        )  # fmt: skip
-        uses = (kept, places, counts, found, arrived)
-        start(KeptPlaces(fill, element(index)), most_ctas(tiles, 1), argument, uses)
-    assert total is not None
-    out = Blocks(cupy.empty((total, *data.shape[1:]), data.dtype), cupy.empty(total, index), cupy.empty_like(indptr))
-    _gather(Blocks(data, indices, indptr), places, out)
-    return out
+def _cast(blocks: Blocks, dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks:
+    data, indices, indptr = blocks
+    if data.dtype == dtype and indices.dtype == index:
+        return blocks
+    return Blocks(*(x.astype(to, copy=False) for x, to in ((data, dtype), (indices, index), (indptr, index))))
 
 
-def transpose(given: Blocks, by_column: tuple[Array, Array]) -> Blocks:
-    """Return the blocks of the transposed matrix, given the list of its blocks by block column."""
-    data, indices, indptr = read(given)
-    order, begins = (x.astype(indices.dtype, copy=False) for x in by_column)
-    (n, R, C), rows = data.shape, cupy.empty_like(indices)
-    if n:
-        kernel = Expand(element(indices.dtype))
-        run(kernel, kernel.grid(n), (indptr, rows, np.int64(len(indptr) - 1), np.int64(n)))
-    out = Blocks(cupy.empty((n, C, R), data.dtype), cupy.empty(n, indices.dtype), cupy.empty_like(begins))
-    _gather(Blocks(data, rows, begins), order, out, R)
-    return out
+def _merged(a: Blocks, b: Blocks, block_bytes: int) -> tuple[Any, int, int, int, int, Array]:
+    """Find the union of two patterns: (memory, left, right, count, most, indices).
 
-
-def _gather(blocks: Blocks, places: Array | None, out: Blocks, turned: int = 0) -> None:
-    """Copy the blocks at some places; those with so many rows that are `turned` become their transposes."""
+    There is room for `most` blocks. How many there are is written to the address `count`, and the block of either
+    matrix, or -1, to those of `left` and `right`; these three lie in the memory.
+    """
+    dtype, rows = a.indices.dtype, len(a.indptr) - 1
+    sizes = (len(a.indices), len(b.indices)) if rows else (0, 0)
+    most, index = sum(sizes), element(dtype)
+    tiles = max(1, -(-most // MergePatterns.tile))
+    grid = most_ctas(tiles, 1)
+    counts_memory, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
+    total = counts + 8 * tiles
     arrays = {
-        "a": blocks.data, "b": None, "left": places, "right": None, "a_ptr": blocks.indptr, "b_ptr": None,
-        "a_indices": blocks.indices, "data": out.data, "indices": out.indices, "indptr": out.indptr, "nonzero": None,
-        "nonzeros": None, "count": None,
+        "a": a.indices.data.ptr, "a_ptr": a.indptr.data.ptr, "b": b.indices.data.ptr, "b_ptr": b.indptr.data.ptr,
+        "counts": counts, "arrived": arrived, "rows": rows, "a_blocks": sizes[0], "b_blocks": sizes[1],
     }  # fmt: skip
-    _start_combination(gather_blocks(out.data.itemsize, element(out.indptr.dtype)), arrays, 0, turned)
+    exactly = most * block_bytes > _AT_ONCE
+    counted = workspace.answer() if exactly else total
+    kernel(MergePatterns, False, index).start(grid, (), left=0, right=0, indices=0, total=counted, **arrays)
+    if exactly:
+        (most,) = workspace.read_answer(1)  # synchronize!
+    bytes_ = most * dtype.itemsize
+    memory, left, _ = workspace.scratch(2 * bytes_, 0)
+    indices, right = cupy.ndarray(most, dtype), left + bytes_
+    kernel(MergePatterns, True, index).start(
+        grid, (), left=left, right=right, indices=indices.data.ptr, total=total, **arrays
+    )
+    return (memory, counts_memory), left, right, 0 if exactly else total, most, indices
+
+
+def select_blocks(given: Blocks, keep: Array) -> Blocks:
+    """Return the blocks for which the boolean array `keep` is true."""
+    blocks, keep = read(given), contiguous(keep)
+    return _selected(blocks, keep.data.ptr, min(len(keep), len(blocks.indices), len(blocks.data)), None)
+
+
+def _selected(blocks: Blocks, keep: int, n: int, total: int | None) -> Blocks:
+    """Return those of the first n blocks for which the byte at `keep` is not zero; the caller may know how many."""
+    data, indices, indptr = blocks
+    dtype, index = indices.dtype, element(indices.dtype)
+    tiles = max(1, -(-n // KeptPlaces.tile))
+    grid = most_ctas(tiles, 1)
+    _counts, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
+    arrays = {"kept": keep, "counts": counts, "arrived": arrived, "n": n}
+    counted = workspace.answer() if total is None else counts + 8 * tiles
+    kernel(KeptPlaces, False, index).start(grid, (), places=0, total=counted, **arrays)
+    if total is None:
+        (total,) = workspace.read_answer(1)  # synchronize!
+    _places, places, _ = workspace.scratch(total * dtype.itemsize, 0)
+    kernel(KeptPlaces, True, index).start(grid, (), places=places, total=0, **arrays)
+    _, R, C = data.shape
+    out = Blocks(cupy.ndarray((total, R, C), data.dtype), cupy.ndarray(total, dtype), cupy.ndarray(len(indptr), dtype))
+    to = out.data.data.ptr, out.indices.data.ptr, out.indptr.data.ptr
+    _start_gather(blocks, places, to, (total, R * C), out, listed=1)
+    return out
+
+
+#: How `combine_blocks` copies blocks unless something else is said.
+_AS_THEY_ARE = {"column_shift": 0, "block_shift": 0, "listed": 0, "turned": 0}
+
+
+def turned(data: Array, order: Array) -> Array:
+    """Return blocks in this order, each of them transposed."""
+    data, order = contiguous(data), contiguous(order)
+    n, R, C = data.shape
+    out = cupy.ndarray((n, C, R), data.dtype)
+    if n:
+        gathering, tile = kernel(gather_blocks, data.itemsize, element(order.dtype)), CombineBlocks.tile(n, R * C)
+        gathering.start(
+            most_ctas(n, tile), (data, order, out), a=data.data.ptr, b=0, left=order.data.ptr, right=0, a_ptr=0,
+            b_ptr=0, a_indices=0, data=out.data.ptr, indices=0, indptr=0, nonzero=0, found=0, nonzeros=0, arrived=0,
+            count=0, blocks=n, a_blocks=n, b_blocks=0, rows=-1, size=R * C, tile=tile,
+            **(_AS_THEY_ARE | {"turned": R}),
+        )  # fmt: skip
+    return out
+
+
+def stack(pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks:
+    """Return copies of matrices one below the other, in these dtypes."""
+    total, rows = sum(len(x.blocks.indices) for x in pieces), sum(len(x.blocks.indptr) - 1 for x in pieces)
+    R, C = pieces[0].blocks.data.shape[1:]
+    out = Blocks(cupy.ndarray((total, R, C), dtype), cupy.ndarray(total, index), cupy.ndarray(rows + 1, index))
+    steps = R * C * dtype.itemsize, index.itemsize, index.itemsize
+    places = [x.data.ptr for x in out]
+    first = 0
+    for given, left, begin in pieces:
+        blocks = _cast(read(given), dtype, index)
+        n = len(blocks.indices)
+        shifts = {"column_shift": left, "block_shift": first - begin}
+        _start_gather(blocks, 0, (places[0], places[1], places[2]), (n, R * C), out, **shifts)
+        ahead = (n, n, len(blocks.indptr) - 1)
+        places = [place + k * step for place, k, step in zip(places, ahead, steps, strict=True)]
+        first += n
+    return out
+
+
+def _start_gather(
+    blocks: Blocks, places: int, to: tuple[int, int, int], sizes: tuple[int, int], uses: tuple[Any, ...], **how: int
+) -> None:
+    """Start the copy of so many blocks of so many elements to the addresses of data, indices and indptr."""
+    data, indices, indptr = blocks
+    (n, size), rows = sizes, len(indptr) - 1
+    gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(n, size)
+    gathering.start(
+        max(most_ctas(n, tile), most_ctas(rows + 1, CombineBlocks.threads)), (*blocks, *uses),
+        a=data.data.ptr, b=0, left=places, right=0, a_ptr=indptr.data.ptr, b_ptr=0, a_indices=indices.data.ptr,
+        data=to[0], indices=to[1], indptr=to[2], nonzero=0, found=0, nonzeros=0, arrived=0, count=0, blocks=n,
+        a_blocks=len(data), b_blocks=0, rows=rows, size=size, tile=tile, **(_AS_THEY_ARE | how),
+    )  # fmt: skip
+
+
+def expand(indptr: Array, n: int) -> Array:
+    """Return the row of each of n entries of a compressed index."""
+    rows = cupy.ndarray(n, indptr.dtype)
+    if n:
+        config = Expand(element(indptr.dtype))
+        run(config, config.grid(n), (contiguous(indptr), rows, np.int64(len(indptr) - 1), np.int64(n)))
+    return rows
 
 
 # ------------------------------------------------------------------------------------- rows and columns
@@ -298,35 +333,38 @@ def reduce_lines(
     _, R, C = data.shape
     places, starts = (None, indptr) if by_column is None else _index(*by_column())
     block_rows, groups = len(indptr) - 1, len(starts) - 1
-    out = cupy.empty(groups * (R if places is None else C), dtype)
+    out = cupy.ndarray(groups * (R if places is None else C), dtype)
     if not len(out):
         return out
     if places is None:
-        layout = {"side": R, "width": C, "line_step": C, "step": 1, "length": block_cols * C}
+        entries, layout = len(indices), {"side": R, "width": C, "line_step": C, "step": 1, "length": block_cols * C}
     else:
-        layout = {"side": C, "width": R, "line_step": 1, "step": C, "length": block_rows * R}
-    entries = len(indices) if places is None else len(places)
-    kernel = choose_reduction(op, data.dtype, dtype, entries * layout["width"] // max(groups, 1), element(starts.dtype))
-    argument = REDUCE_LINES.pack(
-        data=pointer(data), places=pointer(places), starts=pointer(starts), out=pointer(out), groups=groups,
+        entries, layout = len(places), {"side": C, "width": R, "line_step": 1, "step": C, "length": block_rows * R}
+    mean = entries * layout["width"] // groups
+    reduction = kernel(choose_reduction, op, data.dtype, dtype, mean, element(starts.dtype))
+    reduction.start(
+        reduction.kernel.grid(len(out)), (data, places, starts, out), data=data.data.ptr,
+        places=0 if places is None else places.data.ptr, starts=starts.data.ptr, out=out.data.ptr, groups=groups,
         entries=entries, blocks=len(data), only_stored=only_stored, **layout,
     )  # fmt: skip
-    start(kernel, kernel.grid(len(out)), argument, (data, places, starts, out))
     return out
 
 
 # --------------------------------------------------------------------------------------------- diagonals
 def diagonal(blocks: Blocks, k: int, count: int, canonical: bool) -> Array:
     """Return the elements ``A[i, i + k]``."""
-    out = cupy.empty(count, blocks.data.dtype)
-    _start_diagonal("kElements", read(blocks), k, count, out=out, canonical=canonical)
+    out = cupy.ndarray(count, blocks.data.dtype)
+    _start_diagonal("kElements", read(blocks), k, count, out, canonical=canonical)
     return out
 
 
 def diagonal_blocks(blocks: Blocks, count: int, canonical: bool, turned: bool) -> tuple[Array, Array]:
     """Return blocks (i, i), and whether each is stored."""
-    out, stored = cupy.empty((count, *blocks.data.shape[1:]), blocks.data.dtype), cupy.empty(count, np.bool_)
-    _start_diagonal("kBlocks", read(blocks), 0, out.size, out=out, stored=stored, canonical=canonical, turned=turned)
+    out, stored = (
+        cupy.ndarray((count, *blocks.data.shape[1:]), blocks.data.dtype),
+        cupy.ndarray(count, np.dtype(np.bool_)),
+    )
+    _start_diagonal("kBlocks", read(blocks), 0, out.size, out, stored, canonical=canonical, turned=turned)
     return out, stored
 
 
@@ -335,27 +373,32 @@ def set_diagonal(blocks: Blocks, k: int, values: Array, count: int) -> bool:
     if not blocks.data.flags.c_contiguous:
         return False
     stored, missing = read(blocks), cupy.zeros((), np.uint64)
-    _start_diagonal("kFind", stored, k, count, missing=missing)
+    _start_diagonal("kFind", stored, k, count, missing)
     if int(missing):  # synchronize!
         return False
-    _start_diagonal("kSet", stored, k, count, out=contiguous(values), single=values.ndim == 0)
+    _start_diagonal("kSet", stored, k, count, contiguous(values), single=values.ndim == 0)
     return True
 
 
-def _start_diagonal(operation: str, blocks: Blocks, k: int, count: int, **more: Any) -> None:
-    """Start `diagonal` with some of its further arrays, `out`, `stored` and `missing`, and of its flags."""
+_NO_FLAGS = {"canonical": False, "turned": False, "single": False}
+
+
+def _start_diagonal(
+    operation: str, blocks: Blocks, k: int, count: int, out: Array, stored: Array | None = None, **flags: bool
+) -> None:
+    """Start `diagonal`; for kFind `out` is the number of blocks that are missing. Flags are false unless given."""
     if not count:
         return
     (data, indices, indptr), index = blocks, element(blocks.indices.dtype)
     if operation in ("kElements", "kBlocks"):
-        kernel = Diagonal.reading(operation, data.dtype, index)
+        found = kernel(Diagonal.reading, operation, data.dtype, index)
     else:
-        kernel = Diagonal.moving(operation, data.itemsize if operation == "kSet" else 1, index)
-    arrays = {name: more.get(name) for name in ("out", "stored", "missing")}
-    argument = DIAGONAL.pack(
-        data=pointer(data), indices=pointer(indices), indptr=pointer(indptr), rows=len(indptr) - 1,
-        blocks=min(len(data), len(indices)), count=count, below=max(-k, 0), above=max(k, 0), R=data.shape[1],
-        C=data.shape[2], **{name: pointer(x) for name, x in arrays.items()},
-        **{name: bool(more.get(name)) for name in ("canonical", "turned", "single")},
+        found = kernel(Diagonal.moving, operation, data.itemsize if operation == "kSet" else 1, index)
+    n, R, C = data.shape
+    finds = operation == "kFind"
+    found.start(
+        most_ctas(count, Diagonal.threads), (*blocks, out, stored), data=data.data.ptr, indices=indices.data.ptr,
+        indptr=indptr.data.ptr, out=0 if finds else out.data.ptr, stored=0 if stored is None else stored.data.ptr,
+        missing=out.data.ptr if finds else 0, rows=len(indptr) - 1, blocks=min(n, len(indices)), count=count,
+        below=max(-k, 0), above=max(k, 0), R=R, C=C, **(_NO_FLAGS | flags),
     )  # fmt: skip
-    start(kernel, most_ctas(count, kernel.threads), argument, (*blocks, *arrays.values()))

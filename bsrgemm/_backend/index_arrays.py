@@ -56,12 +56,14 @@ _UNWATCHED = Writes()
 class Unwritten:
     """The state of the index arrays of a matrix, to tell later whether they were written to."""
 
-    __slots__ = ("_first", "_first_number", "_second", "_second_number", "indices", "indptr", "pattern")
+    __slots__ = ("_first", "_first_number", "_second", "_second_number", "indices", "indptr", "lists", "pattern")
 
     def __init__(self, indices: Any, indptr: Any) -> None:
         #: What states of arrays with equal values share, where that is known.
         self.pattern = object()
         self.indices, self.indptr = indices, indptr
+        #: what was made from the arrays, which is valid as long as this state holds
+        self.lists: dict[Any, Any] = {}
         self._first, self._second = writes_of(indices), writes_of(indptr)
         self._first_number, self._second_number = self._first.number, self._second.number
 
@@ -71,9 +73,10 @@ class Unwritten:
 
     def holds_for(self, A: Any) -> bool:
         """Tell whether the matrix still has these arrays, and nobody can have written into them since."""
+        indices, indptr = A._index
         return (
-            self.indices is A.indices
-            and self.indptr is A.indptr
+            self.indices is indices
+            and self.indptr is indptr
             and self._first.number == self._first_number
             and self._second.number == self._second_number
         )

@@ -133,7 +133,9 @@ class NumpyBackend(Backend):
             return bool(self.loops.is_canonical(indices, indptr))
         return structure.is_sorted(self, indices, indptr, strictly=strictly)
 
-    def combine(self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+    def combine(
+        self, op: Callable[[Any, Any], Any], a: Blocks, b: Blocks, block_cols: int, same: bool, zeros: bool = False
+    ) -> Blocks:
         found = self.loops.combine(op.__name__, a, b, block_cols)
         return structure.combine(self, op, a, b, block_cols) if found is None else found
 

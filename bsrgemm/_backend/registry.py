@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ _CUDA: Backend | None = None
 _MAKING = threading.Lock()
 
 
+@cache
 def host() -> Backend:
     """Return the CPU backend."""
     from .numpy_backend import HOST

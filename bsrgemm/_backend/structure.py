@@ -15,12 +15,17 @@ from ..dtypes import BFLOAT16, accumulator_dtype, result_dtype
 from .base import Array, Backend, Blocks, ListMaker, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 
 
 def index_dtype(maxval: int, *arrays: Array) -> np.dtype[Any]:
     """Return int32, or int64 if `maxval` does not fit into int32 or one of the index arrays is wider than 32 bits."""
-    wide = maxval > INT32_MAX or any(a.dtype.itemsize > 4 for a in arrays)
-    return np.dtype(np.int64 if wide else np.int32)
+    if maxval <= INT32_MAX:
+        for a in arrays:
+            if a.dtype.itemsize > 4:
+                return _INT64
+        return _INT32
+    return _INT64
 
 
 def block_keys(backend: Backend, indices: Array, indptr: Array, block_cols: int) -> Array:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import cupy
+import numpy as np
 
 from . import graphs, jit, workspace
 from .card import card
@@ -21,6 +22,8 @@ from .workspace import StreamOrdered
 
 #: The most arguments of a launch that are kept filled, and the most kinds of calls that an owner remembers by default.
 _MOST_ARGUMENTS, _MOST_CALLS = 64, 128
+#: Bytes at multiples of which rooms begin, as CuPy's allocations do.
+_ALIGNED = 512
 
 
 def run(
@@ -59,6 +62,35 @@ def contiguous(x: Any) -> Any:
 def address(x: Any) -> int:
     """The address of an array; 0 for none."""
     return 0 if x is None else int(x.data.ptr)
+
+
+class Starter:
+    """A kernel on a device that is started with other numbers each time, by any thread.
+
+    Its argument is written over one of an earlier launch, which CuPy has copied when the launch returns.
+    """
+
+    __slots__ = ("_free", "_function", "_struct", "_threads", "kernel")
+
+    def __init__(self, kernel: Kernel) -> None:
+        (self._struct,), self._function = kernel.structs, loaded(kernel)
+        self.kernel: Any = kernel
+        self._threads = (kernel.threads,)
+        #: arguments that no launch is using
+        self._free: list[_Argument] = []
+
+    def start(self, grid: tuple[int, ...], uses: tuple[Any, ...], **values: Any) -> None:
+        """Start the kernel on CuPy's current stream with a struct of these values; `uses` are as those of `run`."""
+        stream = cupy.cuda.get_current_stream()
+        if stream.is_capturing():
+            graphs.capture_of(stream).keep(*uses)
+        try:
+            argument = self._free.pop()
+        except IndexError:
+            argument = _Argument(bytes(self._struct.size), (self._struct.size,))
+        self._struct.fill(argument.packed, values)
+        self._function(grid, self._threads, argument.parts)
+        self._free.append(argument)
 
 
 class Map(NamedTuple):
@@ -199,6 +231,15 @@ class Launch:
         to.integers = all([type(x) is int for x in numbers])
 
 
+class Room:
+    """Memory between launches, at `data` as an array has it. An array around it would take the host 2 us."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+
 class Chain:
     """Launches and copies one after the other, with memory between them.
 
@@ -207,18 +248,22 @@ class Chain:
     steps : sequence of callables
         ``step(arrays, *numbers)`` starts a part of the work; the arrays are the operands and then the rooms.
     rooms : sequence of (shape, dtype)
-        Arrays that live until the last step is started.
+        What each `Room` is for; they live until the last step is started.
     otherwise : callable, optional
         Makes what is started where there is no memory for the rooms. In a capture the error is raised instead: what was
         not prepared would be prepared whenever the graph runs.
     """
 
-    __slots__ = ("_apart", "_otherwise", "_rooms", "_steps")
+    __slots__ = ("_apart", "_bytes", "_otherwise", "_places", "_steps")
 
     def __init__(
         self, steps: Sequence[Callable[..., Any]], rooms: Sequence[tuple[Any, Any]], otherwise: Any = None
     ) -> None:
-        self._steps, self._rooms, self._otherwise = tuple(steps), tuple(rooms), otherwise
+        self._steps, self._otherwise = tuple(steps), otherwise
+        sizes = (int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in rooms)
+        lengths = (-(-size // _ALIGNED) * _ALIGNED for size in sizes)
+        #: where the rooms lie in their memory, and where it ends
+        *self._places, self._bytes = itertools.accumulate(lengths, initial=0)
         #: addresses of operands of which none overlaps the result
         self._apart: set[tuple[int, ...]] = set()
 
@@ -238,13 +283,15 @@ class Chain:
         return self._started(operands, numbers)
 
     def _started(self, operands: Sequence[Any], numbers: tuple[Any, ...]) -> bool:
-        try:
-            rooms = [cupy.ndarray(shape, dtype) for shape, dtype in self._rooms]
-        except MemoryError:
-            if self._otherwise is None or graphs.is_capturing():
-                raise
-            return bool(self._otherwise().start(operands, *numbers))
-        arrays = (*operands, *rooms)
+        arrays = tuple(operands)
+        if self._places:
+            try:
+                memory = cupy.cuda.alloc(self._bytes)
+            except MemoryError:
+                if self._otherwise is None or graphs.is_capturing():
+                    raise
+                return bool(self._otherwise().start(operands, *numbers))
+            arrays += tuple([Room(memory + at) for at in self._places])
         for step in self._steps:
             step(arrays, *numbers)
         return True

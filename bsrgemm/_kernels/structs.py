@@ -89,6 +89,12 @@ class Struct:
 
         Every field is named. A field that holds a struct or a tensor map takes the bytes of it.
         """
+        packed = bytearray(self.size)
+        self.fill(packed, values)
+        return packed
+
+    def fill(self, packed: bytearray | memoryview, values: dict[str, Any]) -> None:
+        """Write the values of all fields, by their names, over the bytes of a struct."""
         ordered, layout = self._packer
         try:
             if len(values) != len(self.fields):
@@ -106,9 +112,7 @@ class Struct:
                 for (_, kind), value in pairs
                 for part in ((value.real, value.imag) if isinstance(kind, Complex) else (value,))
             ]
-        packed = bytearray(self.size)
         layout.pack_into(packed, 0, *fields_in_order)
-        return packed
 
     @cached_property
     def _packer(self) -> tuple[Any, struct.Struct]:

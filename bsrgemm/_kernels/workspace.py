@@ -7,6 +7,7 @@ any other work, so that its launches have counters and temporary memory of their
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ from . import driver, graphs
 _LEAST_COUNTERS = 1024
 #: Streams whose counters are kept; the oldest are dropped first.
 _MOST_STREAMS = 1024
+#: The most numbers of an answer.
+_MOST_ANSWERS = 8
 
 
 class StreamOrdered:
@@ -109,4 +112,39 @@ def kept_in(cache: dict[Any, StreamOrdered], key: Any, make: Callable[[], Any]) 
         graphs.keep(found.value)
     elif found is None:
         found = cache.setdefault(key, StreamOrdered(make()))
+    return found
+
+
+class _Answers(threading.local):
+    """What each thread has, by the device: numbers in memory of the host that kernels write into, and their address."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
+
+
+_answers = _Answers()
+
+
+def answer() -> int:
+    """Return the address of memory of the host for the integers that a kernel answers with; each thread has its own.
+
+    No copy has to be launched to read them. Nothing else may be done between the launch and `read_answer`.
+    """
+    return _answer()[0]
+
+
+def read_answer(count: int) -> list[int]:
+    """Wait for CuPy's current stream, and return the first integers that its last kernel has left in `answer`."""
+    cupy.cuda.get_current_stream().synchronize()  # synchronize!
+    found: list[int] = _answer()[1][:count].tolist()
+    return found
+
+
+def _answer() -> tuple[int, np.ndarray[Any, Any]]:
+    device = cupy.cuda.runtime.getDevice()
+    found = _answers.by_device.get(device)
+    if found is None:
+        memory = cupy.cuda.alloc_pinned_memory(8 * _MOST_ANSWERS)
+        found = memory.ptr, np.frombuffer(memory, np.int64, _MOST_ANSWERS)
+        _answers.by_device[device] = found
     return found

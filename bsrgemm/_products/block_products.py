@@ -32,6 +32,8 @@ from .spgemm_pattern import Listing
 _STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 MOST = 2**31
+#: Tiles of which the Hopper kernel has fewer: its CTAs count on when there are none left.
+_COUNTED_BEYOND = 2**20
 #: Blocks whose sides are at most this have their sizes compiled into spgemm_simt, and sizes (R, K, N) that are listed.
 _COMPILED_SIDE = 10
 _PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6, 6, 6), (10, 10, 10))
@@ -232,7 +234,7 @@ class BlockProductsSm90(
         blocks, R, N = out
         heights, parts = -(-R // self.tile_m), blocks * -(-N // self.part_n)
         tiles = heights * parts
-        if tiles + heights * found.counts[2] >= MOST - 2**20:
+        if tiles + heights * found.counts[2] >= MOST - _COUNTED_BEYOND:
             return None
         ctas = min(tiles, card().multiprocessors)
         # The kernel starts with so many wide tiles that every CTA computes the same number; the rest are narrow.

@@ -24,13 +24,13 @@ class Prepared:
     def __init__(self, A: Any) -> None:
         source, self._transposed = A._source()
         self._shape, self._sides = source._shape, source.data.shape
-        self._data, *self._index = (reference(x) for x in (source.data, source.indices, source.indptr))
-        self._writes = [writes_of(x).number for x in (source.indices, source.indptr)]
+        self._data, *self._index = (reference(x) for x in (source.data, *source._index))
+        self._writes = [writes_of(x).number for x in source._index]
 
     def holds_for(self, A: Any) -> bool:
         """Tell whether a matrix has this shape and these arrays, and nobody has written into its index arrays."""
         source, transposed = A._source()
-        index = source.indices, source.indptr
+        index = source._index
         return (
             transposed == self._transposed
             and source._shape == self._shape

@@ -13,9 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from .._array.base import BsrBase
-from .._backend.base import Array, Backend, Blocks
-from .._backend.index_arrays import Unwritten, plain_array
+from .._backend.base import Array, Backend
+from .._backend.index_arrays import plain_array
 from .._kernels import element_types, forced_kernel, graphs, overlapping, workspace
 from .._kernels.card import card
 from .._kernels.launch import Calls, contiguous
@@ -34,16 +33,14 @@ class Operand:
     """
 
     __slots__ = (
-        *("__weakref__", "_entries", "_shared_index", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
+        *("__weakref__", "_entries", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
         *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole", "wide"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
-        if isinstance(A, BsrBase):
-            A._take_over()
-        self.source = (A.data, A.indices, A.indptr)
-        self.unwritten = Unwritten(A.indices, A.indptr)
-        data, indices, indptr = given = (A.data, plain_array(A.indices), plain_array(A.indptr))
+        self.unwritten = A._state()
+        self.source = (A.data, *A._index)
+        data, indices, indptr = given = (A.data, *map(plain_array, A._index))
         if indices.dtype != indptr.dtype:
             indptr = indptr.astype(indices.dtype)
         self.backend: Backend = A._backend
@@ -55,8 +52,6 @@ class Operand:
         self.extents = tuple(self.backend.extent(x) for x in given)
         self.whole = A._shape if all(a is b for a, b in zip(self.arrays, given, strict=True)) else None
         self._entries: dict[Any, StreamOrdered] = {}
-        #: the `Unwritten` of the index arrays that results of `sddmm` share
-        self._shared_index: StreamOrdered | None = None
         #: what is known of kinds of calls: those that were checked, and launches
         self.calls = Calls()
         #: for a complex matrix, the real matrices that replace it in products (see `prepared.RealViews`)
@@ -98,27 +93,6 @@ class Operand:
             return None
         dense = (X.shape, X.strides, X.dtype, X.data.ptr % 16, Y.shape, Y.strides, Y.dtype, Y.data.ptr % 16)
         return ("sampled", dense, out_dtype, precision, forced_kernel.name, cupy.cuda.runtime.getDevice())
-
-    def with_pattern(self, A: Any, data: Array) -> Any:
-        """Return a matrix with these values and the pattern of A, with copies of its index arrays.
-
-        All matrices that this method returns share the copies, until somebody writes into them. Copies that a graph
-        makes when it runs are not shared.
-        """
-        shared = self._shared_index
-        if shared is not None and shared.value.holds():
-            index = shared.get()
-            flags = {"canonical": A._kept_canonical, "sorted_": A._has_sorted_indices}
-            return A._new(Blocks(data, index.indices, index.indptr), **flags)
-        found = A._with_data(data)
-        if not graphs.is_capturing():
-            self._shared_index = StreamOrdered(Unwritten(found.indices, found.indptr))
-        return found
-
-    def made(self, A: Any, other: Any) -> bool:
-        """Tell whether another matrix has index arrays that `with_pattern` made for A, and neither was written to."""
-        shared = self._shared_index
-        return shared is not None and shared.value.holds_for(other) and self.fits(A)
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""

@@ -16,6 +16,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array, Backend
+from .._backend.index_arrays import Unwritten
 from .._kernels import forced_kernel
 from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES, Types
@@ -270,11 +271,13 @@ class _RealMatrix:
     """The real matrix [Re A, Im A] of a complex matrix A, with only those attributes that a product reads."""
 
     data: Array
-    indices: Array
-    indptr: Array
+    _index: tuple[Array, Array]
     _shape: tuple[int, int]
     _backend: Backend
     _memo: Operand | None = None
+
+    def _state(self) -> Unwritten:
+        return Unwritten(*self._index)
 
 
 @dataclass(frozen=True)
@@ -342,7 +345,8 @@ class RealViews(Preparation):
         direct = overwrite and out.flags.c_contiguous and out.data.ptr % 16 == 0
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
-            B, out, panels = arrays
+            B, out = arrays
+            panels = cupy.empty((rows // K, 2, K, width // 2, 2), real)
             real_b = panels.reshape(2 * rows, width)[:, : 2 * N]
             panels = panels[..., :N, :]
             left, right = cupy.split(wide.data, 2, axis=axis)
@@ -359,18 +363,18 @@ class RealViews(Preparation):
                 result = result.reshape(out.shape)
                 out[...] = result if overwrite else result + beta * out
 
-        return Chain([multiply], [((rows // K, 2, K, width // 2, 2), real)])
+        return Chain([multiply], [])
 
     @staticmethod
     def _real_matrix(A: Operand, real: np.dtype[Any], axis: int) -> _RealMatrix:
         """Return the real matrix whose blocks are [Re, Im] of the blocks of A, without its values."""
         found: _RealMatrix | None = A.wide.get(axis)
         if found is None:
-            data, indices, indptr = A.source
+            data, *index = A.source
             sides, shape = list(data.shape), list(A.shape)
             sides[axis] *= 2
             shape[axis - 1] *= 2
-            found = _RealMatrix(cupy.empty(sides, real), indices, indptr, (shape[0], shape[1]), A.backend)
+            found = _RealMatrix(cupy.empty(sides, real), (index[0], index[1]), (shape[0], shape[1]), A.backend)
             A.wide[axis] = found
         return found
 

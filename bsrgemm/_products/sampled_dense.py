@@ -107,12 +107,13 @@ class SampledDense:
         take = Rearrange.copying(blocks, Lie.in_order(dtype, (self.blocks, R, C)), places=places)
 
         def start(arrays: Any) -> None:
-            left, right, out, copied, dense = arrays
+            left, right, out, copied = arrays
+            dense = cupy.empty(product.shape, dtype)
             copy.start((left, copied))
             multiply.start((right, dense, copied), 1, 0)
             take.start((dense, out))
 
-        chain = Chain([start], [(room.shape, room.dtype), (product.shape, dtype)])
+        chain = Chain([start], [(room.shape, room.dtype)])
         return SampledLaunch(chain, (self.blocks, R, C), dtype, (X, Y), True)
 
 

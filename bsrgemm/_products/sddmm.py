@@ -45,8 +45,8 @@ def sddmm(
     -------
     bsr_array or bsr_matrix
         `out` if it was given, otherwise a new matrix with the structure of `pattern`. A block that `pattern` stores
-        twice appears once in the new matrix. On a GPU since Ampere, new matrices for one pattern share copies of its
-        index arrays, until somebody writes into them.
+        twice appears once in the new matrix. On a GPU new matrices for one pattern share copies of its index arrays,
+        until `indices` or `indptr` of one of them is read.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def _checked(
         key = operand.sampled_key(pattern, X, Y, None if out is None else dtype, asked)
         if key is not None and launch.lasting:
             operand.calls.remember(key, launch)
-        return _result(operand, pattern, launch.start(), out)
+        return _result(pattern, launch.start(), out)
     plain = alpha == 1 and beta == 0
     _, indices, indptr = pattern._validated
     block = pattern.blocksize
@@ -183,13 +183,13 @@ def _again(ready: Any, pattern: BsrBase, operands: tuple[Any, Any], out: Any, pr
         return None
     if out is not None:
         _check_out(out, pattern, launch.dtype)
-    return _result(ready, pattern, launch.start((X, Y)), out)
+    return _result(pattern, launch.start((X, Y)), out)
 
 
-def _result(operand: Any, pattern: BsrBase, data: Array, out: BsrBase | None) -> Any:
+def _result(pattern: BsrBase, data: Array, out: BsrBase | None) -> Any:
     """Return `out` with these values, or a new matrix with the pattern."""
     if out is None:
-        return operand.with_pattern(pattern, data)
+        return pattern._with_data(data)
     out._before_writing()
     out.data[...] = data
     return out
@@ -223,8 +223,7 @@ def check_structure(
         mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what.lstrip('_')} of {owner}, {theirs}, got {mine}{way_out}")
-    operand = getattr(pattern, "_memo", None)
-    if operand is not None and operand.made(pattern, matrix):
+    if matrix._unread is not None and matrix._unread is pattern._unread_copies():
         return
     for array in ("indices", "indptr"):
         x, y = (getattr(A._blocks, array) for A in (matrix, pattern))

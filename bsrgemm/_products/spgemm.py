@@ -203,7 +203,7 @@ def plan(A: Any, B: Any) -> ProductPlan:
 
 def _structure(x: BsrBase) -> _Structure:
     _, indices, indptr = x._blocks
-    unwritten = Unwritten(x.indices, x.indptr)
+    unwritten = x._state()
     return _Structure(x._shape, x.blocksize, indices, indptr, (indices.copy(), indptr.copy()), unwritten)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._backend.index_arrays import Unwritten
-
 
 def transposed_copy(A: Any) -> Any:
     """Return the transpose of `A` in arrays of its own. It is stored on `A` and reused while `A` has the same pattern.
@@ -19,7 +17,7 @@ def transposed_copy(A: Any) -> Any:
         or stored[1] != A._shape
         or not stored[2].holds()
     ):
-        unwritten = Unwritten(A.indices, A.indptr)
+        unwritten = A._state()
         order = A._backend.xp.argsort(blocks.indices, kind="stable")  # the same order as in `structure.transpose`
         stored = A._transposed_copy = (blocks, A._shape, unwritten, A._transpose_now(), order)
         return stored[3]

@@ -5,12 +5,12 @@
 
 // Whether this CTA is the last of the grid to come here: if so, it sees what the others wrote before. All threads call
 // it. The counter is zero before and after.
-__device__ __forceinline__ bool arrives_last(int* arrived) {
+template <class Counter> __device__ __forceinline__ bool arrives_last(Counter* arrived) {
   __shared__ bool smem_last;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    smem_last = atomicAdd(arrived, 1) == int(gridDim.x) - 1;
+    smem_last = atomicAdd(arrived, Counter(1)) == Counter(gridDim.x) - 1;
     if (smem_last) *arrived = 0;
   }
   __syncthreads();

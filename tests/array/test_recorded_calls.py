@@ -26,7 +26,7 @@ class Recording(fake_device.FakeBackend):
     records = True
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
+        self.noted: list[Any] = []
         self.within = 0
 
     def is_recording(self) -> bool:
@@ -34,7 +34,7 @@ class Recording(fake_device.FakeBackend):
 
     @contextmanager
     def recording(self, *operands: Any) -> Iterator[None]:
-        self.kept += arrays_of(self, operands)
+        self.noted += arrays_of(self, operands)
         self.within += 1
         yield
         self.within -= 1
@@ -67,7 +67,7 @@ def test_methods_keep_the_arrays_of_their_matrix_until_they_return(
     backend = Recording()
     A = on(backend)
     call(A)
-    assert not backend.within and any(x is A.data for x in backend.kept)
+    assert not backend.within and any(x is A.data for x in backend.noted)
 
 
 def test_numbers_that_attention_converts_are_kept_as_they_were_given() -> None:
@@ -75,6 +75,6 @@ def test_numbers_that_attention_converts_are_kept_as_they_were_given() -> None:
     backend, xp = Recording(), fake_device.xp
     lengths, scales = xp.asarray(np.array([0, 3, 5])), xp.asarray(np.ones(4, np.float32))
     assert checks._bounds(backend, lengths, "cu_seqlens_q", 5, "q").dtype == np.int32
-    assert are(backend.kept, lengths)
+    assert are(backend.noted, lengths)
     checks.head_scales(backend, scales, "q_scale", 2, 4)
-    assert are(backend.kept, lengths, scales)
+    assert are(backend.noted, lengths, scales)

@@ -54,6 +54,9 @@ class MemoryPointer:
     def __init__(self, mem: Memory, ptr: int, room: Any = None) -> None:
         self.mem, self.ptr, self.device_id, self.room = mem, ptr, mem.device_id, room
 
+    def __add__(self, offset: int) -> MemoryPointer:
+        return MemoryPointer(self.mem, self.ptr + offset, self.room)
+
 
 class Heap:
     """All memory of one card. `before`: the guard page lies before an allocation, not after it."""
@@ -229,6 +232,13 @@ def pointer(heap: Heap, size: int) -> MemoryPointer:
         return _current.allocator(size)
     room = heap.room(max(1, size), heap.pool)
     return MemoryPointer(room.memory, room.memory.ptr, room)
+
+
+def pinned(size: int) -> Any:
+    """`cupy.cuda.alloc_pinned_memory`: memory of the host that kernels can write into."""
+    room = (ctypes.c_char * size)()
+    room.ptr = ctypes.addressof(room)
+    return room
 
 
 def allocated(heap: Heap, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None) -> Any:

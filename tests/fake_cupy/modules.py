@@ -263,6 +263,7 @@ class Modules:
             get_current_stream=lambda *_: streams.current(),
             get_device_id=lambda: self._there.number,
             alloc=lambda size: memory.pointer(self._heap, size),
+            alloc_pinned_memory=memory.pinned,
             get_elapsed_time=lambda start, stop: max(1e-3, stop.time - start.time),
             **pools,
         )

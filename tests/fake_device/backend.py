@@ -261,7 +261,7 @@ class FakeBackend(Backend):
     def is_sorted(self, indices: Any, indptr: Any, *, strictly: bool) -> bool:
         return structure.is_sorted(self, indices, indptr, strictly=strictly)
 
-    def combine(self, op: Any, a: Blocks, b: Blocks, block_cols: int, same: bool) -> Blocks:
+    def combine(self, op: Any, a: Blocks, b: Blocks, block_cols: int, same: bool, zeros: bool = False) -> Blocks:
         return structure.combine(self, op, a, b, block_cols)
 
     def select_blocks(self, blocks: Blocks, keep: Any) -> Blocks:

@@ -18,7 +18,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend import array_kernels, device_arrays, registry, structure
-from bsrgemm._backend.base import Blocks, Csr
+from bsrgemm._backend.base import Blocks, Csr, Piece
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm.dtypes import BFLOAT16
@@ -509,10 +509,44 @@ def test_each_operation_has_one_launch_or_few(device: Device, rng: np.random.Gen
         (lambda: A.diagonal(), ["diagonal"]),
         (lambda: A.to_device("cuda").tocsr(), ["block_elements"]),
         (lambda: bg.bsr_array((A.data, A.indices, A.indptr), shape=A.shape), ["check_pattern"]),
-        (lambda: A[:20], []),
+        (lambda: A[:20], ["combine_blocks"]),
+        (lambda: bg.vstack([A, B]), ["combine_blocks", "combine_blocks"]),
+        (lambda: bg.block_diag([A, B]), ["combine_blocks", "combine_blocks"]),
+        (lambda: A != B, [*union, "block_elements", "kept_places", "kept_places", "combine_blocks"]),
+        (lambda: A * 2, []),
         (lambda: A.setdiag(1), ["diagonal"]),
     ):
-        assert launched(device, call)[: len(want)] == want
+        assert launched(device, call)[: len(want) or None] == want
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_matrices_are_stacked(dtype: Any, device: Device, rng: np.random.Generator) -> None:
+    """Columns and row pointers move along; index arrays become as wide as the widest."""
+    for blocksize, wide in itertools.product(((3, 2), (1, 1), (40, 30)), (False, True)):
+        indices = (_INT32, _INT64 if wide else _INT32, _INT32)
+        pieces = [
+            stored(rng, canonical_pattern(rng, rows, 9), blocksize, dtype, index)
+            for rows, index in zip((12, 1, 5), indices, strict=True)
+        ]
+        index = np.result_type(*indices)
+        moved = [(blocks, 9 * n) for n, blocks in enumerate(pieces)]
+        got = registry.cuda().stack([Piece(on(device, x), left) for x, left in moved], np.dtype(dtype), index)
+        assert got is not None
+        want = (
+            np.concatenate([x.data for x in pieces]),
+            np.concatenate([x.indices + left for x, left in moved]).astype(index),
+            np.concatenate([[0], np.cumsum(np.concatenate([np.diff(x.indptr) for x in pieces]))]).astype(index),
+        )
+        for one, other in zip(got, want, strict=True):
+            same_bits(device.asnumpy(one), other)
+        some = pieces[0]
+        begin, end = int(some.indptr[4]), int(some.indptr[9])
+        rows = Blocks(some.data[begin:end], some.indices[begin:end], some.indptr[4:10])
+        got = registry.cuda().stack([Piece(on(device, rows), 0, begin)], np.dtype(dtype), _INT32)
+        assert got is not None
+        for one, other in zip(got, (*rows[:2], rows.indptr - rows.indptr[0]), strict=True):
+            same_bits(device.asnumpy(one), other)
 
 
 def test_a_copy_whose_indices_were_written_to_has_another_pattern(device: Device, rng: np.random.Generator) -> None:

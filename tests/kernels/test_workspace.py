@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from cupy.cuda import MemoryPointer, UnownedMemory
 from bsrgemm._kernels import graphs, launch, workspace
 from bsrgemm._kernels.workspace import StreamOrdered
 
+from .. import fake_cupy
 from ..emulator.emulator import Array
 from ..fake_device.driver import driven
 
@@ -361,3 +364,16 @@ def test_what_is_made_in_a_capture_is_the_graphs_alone(card: Card) -> None:
     assert not found.in_graph and len(made) == 3 and cache == {"lists": found}
     card.capture(4)
     assert workspace.kept_in(cache, "lists", make) is found and len(made) == 3
+
+
+# ------------------------------------------------------------------------------- answers
+def test_each_thread_and_device_has_memory_for_answers() -> None:
+    """Two threads wait for kernels of their own at the same time."""
+    with fake_cupy.installed(fake_cupy.Card()):
+        mine = workspace.answer()
+        with ThreadPoolExecutor(1) as pool:
+            assert workspace.answer() == mine != pool.submit(workspace.answer).result()
+        (ctypes.c_int64 * 2).from_address(mine)[:] = [7, -1]
+        assert workspace.read_answer(2) == [7, -1]
+    with fake_cupy.installed(fake_cupy.Card()):
+        assert workspace.answer() != mine

@@ -64,18 +64,17 @@ CACHES: dict[str, dict[str, str]] = {
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {
         "_zeroed": "device and the driver's number of the stream: kernels/test_workspace.py",
+        "_Answers.by_device": "thread and device",
     },
     "_backend/base.py": {"EngineTable._engines": "the name of the backend"},
-    "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process"},
+    "_backend/registry.py": {"_BACKENDS": "the class of an object", "_CUDA": "the process", "host": "the process"},
     "_backend/threads.py": {"_blas": "the process"},
     "_backend/array_kernels.py": {
         "segment": "dtype, operation, mean length and width",
-        "reduce_lines": "dtypes, operation, mean length and index type: kernels/test_array_kernels.py",
-        "combine_blocks": "operation, dtype and index type: kernels/test_array_kernels.py",
-        "gather_blocks": "size of an element and index type: kernels/test_array_kernels.py",
         "vector_step": "operation and two dtypes: kernels/test_vector_steps.py",
     },
-    "_backend/device_arrays.py": {"_function": "the kernel and the device"},
+    "_backend/device_arrays.py": {"_ready": "the device, and all that decides the kernel"},
+    "_backend/index_arrays.py": {"Unwritten.lists": "the two index arrays, while nobody writes into them"},
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
     "_products/arguments.py": {
         "product": "the type of sums",
