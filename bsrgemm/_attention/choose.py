@@ -11,8 +11,8 @@ import numpy as np
 from .._backend.base import Backend
 from .._kernels import forced_kernel
 from .._kernels.card import Card, card
-from .._kernels.launch import Calls, Launch
-from . import mask_tiles
+from .._kernels.launch import Calls, Chain, Launch
+from . import longer_lines, mask_tiles
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionShort, AttentionSm90, AttentionValues, by_columns
 from .call import AttentionCall
@@ -56,11 +56,11 @@ def calls_of(mask: BlockMask | None) -> Calls:
     return mask.__dict__.setdefault("_calls", Calls()) if found is None else found
 
 
-def forward(backend: Backend, call: AttentionCall) -> Launch | None:
+def forward(backend: Backend, call: AttentionCall) -> Launch | Chain | None:
     """Start attention on CuPy's current stream.
 
     The result starts calls of the same kind again. It is None for an empty problem, for sequences of different lengths,
-    for fp8 and where operands are copied first: these calls have operands of their own.
+    for fp8 and where its operands are copied first: these calls have operands of their own.
     """
     q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
     if not out.size and (lse is None or not lse.size):
@@ -85,7 +85,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
         out.strides, lse is None, fp8, call.left, call.right, call.bottom_right,
         None if call.bounds is None else len(call.bounds[0]), cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
-    launch: Launch = calls_of(call.mask).made(key, lambda: kernel.prepare(call, machine))
+    launch: Launch | Chain = calls_of(call.mask).made(key, lambda: longer_lines.prepare(kernel, call, machine))
     operands = [q, k, v, out, *(() if lse is None else (lse,))]
     if call.bounds is not None:
         causal = call.right < k.shape[2]

@@ -95,7 +95,7 @@ class Forward(Kernel):
         """
         q, k, v, mask, bounds = call.q, call.k, call.v, call.mask, call.bounds
         batches, heads, queries, head_dim = q.shape
-        _, kv_heads, keys, value_dim = v.shape
+        (_, kv_heads, keys, _), value_dim = k.shape, call.out.shape[3]  # copies of k and v may have more columns
         causal = call.right < keys
         tiles, sequence_count = -(-queries // self.tile_q), 0
         lists: StreamOrdered | None = None

@@ -17,19 +17,19 @@ from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
+from .._kernels.launch import Chain, Launch, Map, Scratch, Step, contiguous
+from .._kernels.rearrange import Lie, Rearrange
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
 from . import lists
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
-from .call import Lie, order_of
+from .call import order_of
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
 from .gemm_sm90 import WGMMA
 from .lists import SampledTiles
-from .rearrange import Rearrange
 from .spgemm_pattern import Listing
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
@@ -611,24 +611,13 @@ def _copying_launch(
     for room, n in enumerate(copied, 3):  # behind X, Y and the result
         size, shape = lies.a.itemsize, (1, K, sides[n])
         operand, copy = (Lie(lies.a, shape, (0, *steps_of)) for steps_of in ((lines[n] * size, size), (size, K * size)))
-        steps.append(_Step(Rearrange.copying(operand, copy), (n, room)))
+        steps.append(Step(Rearrange.copying(operand, copy), (n, room)))
         places[n] = room
-    steps.append(_Step(inner, (*places, 2)))
+    steps.append(Step(inner, (*places, 2)))
     # Without memory for copies the operands are read as they lie.
     is_served = BlockProductsSm90.serves(lies) or BlockProductsSm80.serves(lies)
     otherwise = (lambda: _launch(lies, lines, found, None)[0]) if is_served else None
     return Chain(steps, [((sides[n], K), lies.a) for n in copied], otherwise), lasting
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The step of a chain that starts a launch for some of the arrays."""
-
-    launch: Launch
-    places: tuple[int, ...]
-
-    def __call__(self, arrays: Any) -> None:
-        self.launch.start([arrays[n] for n in self.places])
 
 
 def _launch(
