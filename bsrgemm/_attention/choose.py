@@ -22,8 +22,9 @@ from .mask import BlockMask
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
 FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionSm90, AttentionSm80, AttentionSimt)
 ATTENTION = (*FORWARD, AttentionValues)
-#: A block with fewer queries or keys than this is small; a mask with at most this fraction of its blocks is sparse.
-_SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
+#: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
+#: fraction of its blocks is sparse.
+_LARGE_TILE, _SMALL_TILE, _SMALL_TILE_COLUMNS, _FEW_BLOCKS = 128, 64, 64, 0.5
 
 #: What is known of calls without a mask; a mask keeps what is known of calls with it.
 _calls = Calls()
@@ -113,7 +114,7 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         writes=mappable(out),
         rows=q.size // max(1, q.shape[3]),
         keys=k.shape[2],
-        fine=call.mask is not None and _is_fine(call.mask),
+        fine=call.mask is not None and _is_fine(call.mask, max(q.shape[3], v.shape[3])),
         fp8=call.fp8,
         queries=q.shape[2],
         full=_is_full(call),
@@ -132,6 +133,13 @@ def _is_full(call: AttentionCall) -> bool:
     return call.mask is None and call.bounds is None and call.left >= keys and call.right >= keys
 
 
-def _is_fine(mask: BlockMask) -> bool:
-    """Whether large tiles would be mostly empty, judged by numbers that the host knows."""
-    return min(mask.block) < _SMALL_BLOCK and share_of_blocks(mask) <= _FEW_BLOCKS
+def _is_fine(mask: BlockMask, columns: int) -> bool:
+    """Whether small tiles suit a mask better, judged by numbers that the host knows.
+
+    Large tiles of small blocks are mostly empty. Blocks of 192 are whole small tiles, while a large tile can reach over
+    four of them: at a fifth of random blocks 541 TFLOP/s are expected for 324 in large tiles, at half of them 541 for
+    415 (bench/NOTES.md).
+    """
+    whole = columns > _SMALL_TILE_COLUMNS and not any(side % _SMALL_TILE for side in mask.block)
+    suits = min(mask.block) < _LARGE_TILE or (whole and any(side % _LARGE_TILE for side in mask.block))
+    return suits and share_of_blocks(mask) <= _FEW_BLOCKS
