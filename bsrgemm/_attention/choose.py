@@ -117,6 +117,7 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         fine=call.mask is not None and _is_fine(call.mask, max(q.shape[3], v.shape[3])),
         fp8=call.fp8,
         queries=q.shape[2],
+        alike=call.mask is None and call.bounds is None,
         full=_is_full(call),
     )
 

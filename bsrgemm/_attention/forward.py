@@ -63,7 +63,9 @@ class Problem:
     fp8: bool = False
     #: queries of a head
     queries: int = 0
-    #: every query sees every key: there is no mask, no band, and all sequences have the same length
+    #: there is no mask, and all sequences have the same length
+    alike: bool = False
+    #: beside that there is no band: every query sees every key
     full: bool = False
 
 

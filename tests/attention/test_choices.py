@@ -56,9 +56,11 @@ def problems() -> Iterator[Problem]:
     for D, rows, keys, fine in product((64, 80, 128, 192), (few - 1, few), (1023, 1024, 1025), (False, True)):
         yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine)
         yield replace(_USUAL, head_dim=D, rows=rows, keys=keys, fine=fine, fp8=True, dtype=U8)
-    for D, keys, tiles in product((64, 128), (256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
-        short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, full=True)
+    for D, keys, tiles in product((64, 128), (64, 65, 256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
+        short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, alike=True, full=True)
         yield from (short, replace(short, scores=CAPPED), replace(short, full=False))
+    for heads, queries in product((1, 2**16 - 1, 2**16), (60, 2**22)):
+        yield replace(_USUAL, rows=heads * queries, queries=queries, keys=60, alike=True)
     for D, arch in product((64, 96, 128, 192, 256), ARCHS):
         yield replace(_USUAL, head_dim=D, arch=arch)
         yield replace(_USUAL, value_dim=D, arch=arch, reads=D != 96)
