@@ -13,6 +13,7 @@ from .._kernels import forced_kernel
 from .._kernels.card import Card, card
 from .._kernels.launch import Calls, Chain, Launch
 from . import longer_lines, mask_tiles
+from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionShort, AttentionSm90, AttentionValues, by_columns
 from .call import AttentionCall
@@ -20,7 +21,7 @@ from .forward import DIMS, Forward, Problem, mappable, readable, scores, share_o
 from .mask import BlockMask
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
-FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionSm90, AttentionSm80, AttentionSimt)
+FORWARD: tuple[type[Forward], ...] = (AttentionFew, AttentionShort, AttentionSm90, AttentionSm80, AttentionSimt)
 ATTENTION = (*FORWARD, AttentionValues)
 #: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
 #: fraction of its blocks is sparse.
@@ -117,6 +118,7 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         fine=call.mask is not None and _is_fine(call.mask, max(q.shape[3], v.shape[3])),
         fp8=call.fp8,
         queries=q.shape[2],
+        few=few_rows(call),
         alike=call.mask is None and call.bounds is None,
         full=_is_full(call),
     )

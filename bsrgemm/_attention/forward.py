@@ -63,6 +63,8 @@ class Problem:
     fp8: bool = False
     #: queries of a head
     queries: int = 0
+    #: rows of queries that read the same keys, if a decode can compute them
+    few: int = 0
     #: there is no mask, and all sequences have the same length
     alike: bool = False
     #: beside that there is no band: every query sees every key
