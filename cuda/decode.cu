@@ -357,6 +357,18 @@ struct Rows {
     }
   }
 
+  // Whether all values of a tile are finite.
+  static __device__ __forceinline__ bool are_finite(const u8* values, u32 lane) {
+    constexpr u32 kExponent = Same<Element, f16>::value ? 0x7c00u : 0x7f80u;
+    const auto is_bad = [](u32 x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
+    bool bad = false;
+#pragma unroll
+    for (u32 i = lane; i < Tile<kDv>::kBytes / 16; i += 32) {
+      const uint4 x = reinterpret_cast<const uint4*>(values)[i];
+      bad |= is_bad(x.x) || is_bad(x.y) || is_bad(x.z) || is_bad(x.w);
+    }
+    return !__any_sync(kAll, bad);
+  }
   // The same for queries that see different keys of the tile: one query after the other, with zeros for the values that
   // it does not see, since 0 x NaN is NaN.
   __device__ __forceinline__ void multiply_values_apart(const Decode& p, const Keys& keys,
@@ -584,6 +596,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
   }
   // Scores, weights and values of one tile after the other; its stage is filled again at once.
   const int seen_from = keys.length - 1 - p.left, seen_to = last_key(p, keys.length, 0);  // keys that all see
+  // Where weights of hidden keys meet values that are not finite, each query is multiplied by itself. A decode does so
+  // wherever queries differ, which keeps the order of its sums.
+  const bool differ = p.queries > 1 && p.right < p.queries - 1;
   u32 stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
@@ -601,7 +616,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copy_wait<2 * kStages - 1>();
     __syncwarp();
     if (key >= 0) {
-      if (masked && p.queries > 1)
+      const u8* values = shared.tiles[warp][stage] + Tile<kD>::kBytes;
+      if (masked && differ && (p.lengths || !own.are_finite(values, lane)))
         own.multiply_values_apart(p, keys, scores, tile + Tile<kD>::kBytes, key, lane);
       else
         own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);

@@ -23,9 +23,10 @@ from .decode_kernel import HEAD_DIMS, Decode
 from .forward import Forward, Problem
 from .kv_cache import KVCache
 
-#: Two tiles of rows read all keys twice, at some 3.3 TB/s each, while attention_sm90 takes .6 us for 64 keys, however
-#: few tiles there are: with more heads of keys than this in all batches, it is faster.
-_HEADS_OF_TWO_TILES = 48
+#: With 32 rows and heads of 128 columns, 64 keys of a head take this kernel some 5 ns on all of an H200, and
+#: attention_sm90 .6 us on one multiprocessor, of which each has two tiles of 64 queries: the most heads of keys in all
+#: batches times tiles of rows, if the latter are several; most tiles of rows; and then more keys than this.
+_MOST_HEADS_BY_TILES, _MOST_TILES, _MANY_KEYS = 96, 8, 1024
 #: The kernel counts keys, and lines of all heads, in 32 bits.
 _MOST_KEYS, _MOST_LINES = 2**30, 2**31
 
@@ -72,9 +73,10 @@ class AttentionFew(Forward, needs="sm_80"):
             return False
         if any(x not in HEAD_DIMS for x in sizes) or problem.keys <= SHORT_KEYS // 2:
             return False
-        tiles = -(-problem.few // cls.best(problem).decode.rows)
-        heads = problem.rows // problem.few
-        return tiles == 1 or (tiles == 2 and heads <= _HEADS_OF_TWO_TILES)
+        tiles, heads = -(-problem.few // cls.best(problem).decode.rows), problem.rows // problem.few
+        if tiles == 1:
+            return True
+        return tiles <= _MOST_TILES and tiles * heads <= _MOST_HEADS_BY_TILES and problem.keys > _MANY_KEYS
 
     @classmethod
     def best(cls, problem: Problem) -> AttentionFew:

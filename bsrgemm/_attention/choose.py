@@ -21,7 +21,7 @@ from .forward import DIMS, Forward, Problem, mappable, readable, scores, share_o
 from .mask import BlockMask
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
-FORWARD: tuple[type[Forward], ...] = (AttentionFew, AttentionShort, AttentionSm90, AttentionSm80, AttentionSimt)
+FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionFew, AttentionSm90, AttentionSm80, AttentionSimt)
 ATTENTION = (*FORWARD, AttentionValues)
 #: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
 #: fraction of its blocks is sparse.

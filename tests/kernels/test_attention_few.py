@@ -44,10 +44,10 @@ BANDS: list[dict[str, Any]] = [
 
 @pytest.fixture(autouse=True)
 def any_number_of_keys(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few keys and many heads are served, too, which the rule leaves to other kernels."""
+    """Few keys are served, too, which the rule leaves to other kernels."""
     device.needs("sm_80")
     monkeypatch.setattr(attention_few, "SHORT_KEYS", 0)
-    monkeypatch.setattr(attention_few, "_HEADS_OF_TWO_TILES", 1 << 20)
+    monkeypatch.setattr(attention_few, "_MANY_KEYS", 0)
 
 
 @cases(
@@ -56,6 +56,7 @@ def any_number_of_keys(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     Case((8, 300), (128, 128), CAUSAL, BF16, heads=(8, 2), batch=2),  # 32 rows
     Case((16, 130), (128, 128), CAUSAL, heads=(8, 2)),  # two tiles of rows
     Case((13, 130), (80, 96), heads=(2, 2)),
+    Case((40, 70), (128, 128), CAUSAL, heads=(4, 1)),  # five tiles of rows
     Case((3, 130), (192, 128), CAUSAL, heads=(4, 1)),
     Case((30, 7), (64, 64), CAUSAL, heads=(1, 1)),  # the first queries see nothing
     Case((30, 7), (64, 64), heads=(1, 1)),
@@ -88,7 +89,7 @@ def test_keys_may_be_the_first_ones_of_a_longer_memory(heads: Any, device: Devic
     "options",
     [
         *({"window": (40, 3)}, {"window": (40, -1)}, {"causal": True, "align": "top-left"}),
-        *({"out_dtype": F32}, {"mask": True}, {"rows": 40}, {"lie": "between"}),
+        *({"out_dtype": F32}, {"mask": True}, {"rows": 140}, {"lie": "between"}),
     ],
     ids=str,
 )
@@ -151,14 +152,16 @@ def test_a_captured_call_reads_what_the_operands_have_by_then(device: Device, rn
 @pytest.mark.parametrize(
     ("queries", "keys", "batch", "group", "few"),
     [
-        *((1, 257, 1, 1, True), (1, 256, 1, 1, False), (8, 4096, 64, 4, True), (32, 4096, 4, 1, True)),
-        *((16, 4096, 6, 4, True), (16, 4096, 7, 4, False), (17, 4096, 1, 4, False), (65, 4096, 1, 1, False)),
+        *((1, 257, 1, 4, True), (1, 256, 1, 1, False), (8, 4096, 64, 4, True), (32, 4096, 4, 1, True)),
+        *((16, 1025, 6, 4, True), (16, 1024, 6, 4, False), (16, 4096, 7, 4, False), (24, 4096, 4, 4, True)),
+        *((64, 4096, 1, 4, True), (64, 4096, 2, 4, False), (65, 4096, 1, 4, False), (256, 4096, 1, 1, True)),
+        (257, 4096, 1, 1, False),
     ],
 )
 def test_few_queries_over_many_keys_are_a_decode(
     queries: int, keys: int, batch: int, group: int, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 8 heads of keys; those of 33 to 64 rows only with up to 48 heads of keys in all batches."""
+    """Of 8 heads of keys; with more than 32 rows of a head, few heads of them in all batches."""
     from bsrgemm._attention import choose
     from bsrgemm._attention.call import AttentionCall
     from bsrgemm._kernels.card import Card
