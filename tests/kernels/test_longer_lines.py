@@ -45,6 +45,7 @@ def fresh(device: Device) -> None:
 
 @cases(
     Case((70, 150), (72, 72), CAUSAL),
+    Case((70, 300), (72, 72), heads=(4, 4)),  # lines that are copied along their columns
     Case((130, 140), (88, 104), {"window": (40, 3)}, BF16, heads=(4, 2), batch=2, layout="bshd"),
     Case((70, 90), (120, 64), heads=(2, 2)),  # keys alone
     Case((70, 90), (64, 72), lse=False),  # values alone
