@@ -24,7 +24,7 @@ from .cases.case import Case, Peer, Ready
 from .cliffs_cells import FRIENDLY, Cell, ProductCell
 from .cliffs_draw import PARTS, draw
 from .internals import product_kernels
-from .measure import Row, Run
+from .measure import Row, Run, reason_of
 from .place import Call, Place
 from .report import Column, Screen, aligned, duration, times
 
@@ -203,6 +203,8 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(f"{number:5} {cell}" for number, cell in enumerate(cells, args.first)))
         return 0
     screen, start, found = Screen(), time.perf_counter(), list[Row]()
+    words = " ".join(["python -m bench cliffs", *argv])
+    about = {"study": "cliffs", "device": place.device, "machine": machine.describe(), "seed": args.seed}
     run = Run(place, say=screen.say)
     cut = None
     try:
@@ -214,9 +216,10 @@ def main(argv: Sequence[str]) -> int:
                 screen.note(f"{len(found):5} of {len(cells)} cells, {time.perf_counter() - start:.0f} s")
     except KeyboardInterrupt:
         cut = "interrupted"
+    except Exception as error:  # a kernel that fails takes the card with it; what was measured stays
+        cut = reason_of(error)
+        screen.note(f"stopped after {len(found)} cells: {cut}")
     if args.json:
-        about = {"study": "cliffs", "device": place.device, "machine": machine.describe(), "seed": args.seed}
-        words = " ".join(["python -m bench cliffs", *argv])
         about |= {"parts": parts, "command": words, "cut": cut} | machine.commit(args.commit)
         report.write(args.json, about | {"roofs": place.roofs(), "rows": found})
         screen.note(f"written: {args.json}")
@@ -238,5 +241,5 @@ def tell(screen: Screen, found: Sequence[Row], run: Run, plot: Path | None, cut:
     if run.absent:
         screen.note(f"not installed, and left out: {', '.join(run.absent)}")
     bad = sum(report.status(row) is not None for row in found)
-    screen.note(f"{len(found)} cells, {bad} without a result{', interrupted' if cut else ''}")
+    screen.note(f"{len(found)} cells, {bad} without a result{f', {cut}' if cut else ''}")
     return int(bool(bad or cut))

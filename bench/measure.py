@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -117,8 +118,10 @@ class Run:
         calls: dict[str, Call] = {}
         for name, make in ready.peers.items() if self.with_peers else ():
             try:
-                peer = make()
-                result = peer.call()
+                with warnings.catch_warnings():  # the row says why a peer does not take part
+                    warnings.simplefilter("ignore")
+                    peer = make()
+                    result = peer.call()
                 off = (peer.error or ready.error)(result) if peer.judged else 0.0
                 self.place.synchronize()
             except ImportError:

@@ -18,11 +18,12 @@ from ._kernels.kernel import Kernel
 from ._kernels.rearrange import Rearrange
 from ._products.block_products import BLOCKS
 from ._products.choice import DENSE
+from ._products.filled import Fill, Mend
 from ._products.lists import LISTS
 from ._products.spgemm_pattern import SpgemmPattern
 
 KERNELS: tuple[type[Kernel], ...] = (
-    *(*DENSE, Rearrange, *BLOCKS, *LISTS, SpgemmPattern),
+    *(*DENSE, Rearrange, Fill, Mend, *BLOCKS, *LISTS, SpgemmPattern),
     *(*ATTENTION, *BACKWARD, *DECODE_KERNELS, *ARRAYS),
 )
 

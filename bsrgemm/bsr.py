@@ -11,11 +11,11 @@ import numpy as np
 
 from ._array.arithmetic import Arithmetic
 from ._array.arrays import leaf, leaf_of, register_leaf, register_public
+from ._array.assign import Assignment
 from ._array.base import check_integer, check_shape
 from ._array.blocks import BlockTools
 from ._array.construct import check_block_elements, check_blocksize, find_backend, parse
 from ._array.convert import full_shape
-from ._array.index import Indexing
 from ._array.reduce import Reductions
 from ._backend import structure
 from ._backend.base import Array, Backend, Blocks
@@ -72,7 +72,7 @@ _FORMS = """
 """
 
 
-class _BSR(Arithmetic, Indexing, Reductions, BlockTools, Products, BlockScaling):
+class _BSR(Arithmetic, Assignment, Reductions, BlockTools, Products, BlockScaling):
     """The base of `bsr_array` and `bsr_matrix`: construction, moves between devices, and pickling."""
 
     __signature__: ClassVar[inspect.Signature]

@@ -7,14 +7,9 @@
 // are under way together. Many small matrices are copied word by word, in the order of `to`: what the L1 keeps of a
 // matrix serves its next words. Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
 #include "common/layout.cuh"
+#include "common/words.cuh"
 #include "ptx/convert.cuh"
 
-template <int kBytes> struct WordOf;
-template <> struct WordOf<1> { using Type = u8; };
-template <> struct WordOf<2> { using Type = u16; };
-template <> struct WordOf<4> { using Type = u32; };
-template <> struct WordOf<8> { using Type = int2; };
-template <> struct WordOf<16> { using Type = int4; };
 using Word = WordOf<WORD>::Type;
 
 constexpr int kParts = PARTS;

@@ -148,12 +148,13 @@ class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
 
         Tiles of columns, tiles of rows, batches; of a straight copy lanes, lines, batches.
         """
-        batches, rows, columns = ends
+        batches, rows, columns = (max(1, n) for n in ends)  # a grid has a CTA where there is nothing to copy
         if way is Way.SMALL:
             return min(MAX_GRID_X, -(-batches * rows * columns // (self.threads * self.words))), 1, 1
         x, y = -(-columns // self.side), -(-rows // self.side)
         if way is Way.STRAIGHT:
-            x, y = -(-ends[fast] // lanes), -(-ends[3 - fast] // (self.lines * self.threads // lanes))
+            along, lines = (columns, rows) if fast == 2 else (rows, columns)
+            x, y = -(-along // lanes), -(-lines // (self.lines * self.threads // lanes))
         return min(MAX_GRID_X, x), min(MAX_GRID_YZ, y), min(MAX_GRID_YZ, batches)
 
 

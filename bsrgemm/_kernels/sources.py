@@ -13,19 +13,8 @@ from pathlib import Path, PurePosixPath
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
-_TOKEN = re.compile(
-    r"""
-    (?P<comment> //(?:\\\r?\n|[^\n])* | /\*.*?(?:\*/|\Z) )
-  | (?P<raw>     (?:u8|[uUL])?R"(?P<fence>[^()\\\s]*)\(.*?\)(?P=fence)" )
-  | (?P<quoted>  "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
-  | (?P<word>    \.?\d(?:[eEpP][+-]|'?[\w.])* | [A-Za-z_]\w* )
-  | (?P<blank>   \\\r?\n | [^\S\n]+ )
-  | (?P<newline> \n )
-  | (?P<other>   . )
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_INCLUDE = re.compile(r'^# ?include ?"([^"]+)"', re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 def cuda_root() -> Path:
@@ -57,37 +46,9 @@ def gather(source: str, root: Path | None = None) -> dict[str, str]:
             texts[name] = (root / path).read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise FileNotFoundError(f"CUDA source {name!r}{includer} is not in {root}") from error
-        included = _INCLUDE.findall(strip(texts[name]))
+        included = _INCLUDE.findall(_COMMENT.sub("", texts[name]))
         pending += [(header, f" (included by {name!r})") for header in reversed(included)]
     return texts
-
-
-def strip(text: str) -> str:
-    """Return C++ text without comments and with each run of blanks replaced by one; literals stay unchanged.
-
-    A preprocessor directive keeps a line of its own. All other line ends count as blanks.
-    """
-    parts: list[str] = []
-    blank = directive = False
-    line_start = True
-    for match in _TOKEN.finditer(text):
-        kind = match.lastgroup
-        if kind in ("comment", "blank"):
-            blank = True
-            continue
-        if kind == "newline":
-            if directive:
-                parts.append("\n")
-            blank, directive, line_start = not directive, False, True
-            continue
-        if line_start and match.group() == "#":
-            parts.append("\n")
-            directive = True
-        elif blank:
-            parts.append(" ")
-        parts.append(match.group())
-        blank = line_start = False
-    return "".join(parts).strip()
 
 
 def digest(texts: Mapping[str, str]) -> str:
@@ -98,8 +59,3 @@ def digest(texts: Mapping[str, str]) -> str:
             sha.update(len(part).to_bytes(8, "little"))
             sha.update(part)
     return sha.hexdigest()
-
-
-def code_digest(texts: Mapping[str, str]) -> str:
-    """Return the SHA-256 digest of the code alone. Edits of comments and blank space do not change it."""
-    return digest({name: strip(text) for name, text in texts.items()})

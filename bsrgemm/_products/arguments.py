@@ -38,6 +38,16 @@ BLOCK_PRODUCTS_SM80 = Struct(
     ),
 )
 
+#: The argument of fill, which fills a matrix up with zeros.
+FILL = Struct(
+    "Fill",
+    (
+        *fields("P", "data indices indptr places to twice"),
+        *fields("q", "block_rows block_cols blocks wide line"),
+        *fields("i", "R K high parts window windows lanes"),
+    ),
+)
+
 BLOCK_PATTERN = Struct("BlockPattern", (*fields("P", "indices indptr"), *fields("q", "rows blocks")))
 
 SPGEMM_PATTERN = Struct(
@@ -97,6 +107,12 @@ def product(acc: str) -> Struct:
             *fields("i", "R K read_c"),
         ),
     )
+
+
+@cache
+def mend(acc: str) -> Struct:
+    """Return the argument struct of mend for the accumulator `acc`."""
+    return Struct("Mend", (("product", product(acc)), ("twice", "P"), *fields("i", "each across")))
 
 
 @cache

@@ -1,10 +1,9 @@
-"""Kernels whose result is a list of blocks: ``BSR @ BSR``, and sampled products of two dense matrices."""
+"""Kernels whose result is a list of blocks, and the launches of ``BSR @ BSR``; those of sampled products: `sampled`."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,19 +11,16 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import graphs, tensor_map
+from .._kernels import tensor_map
 from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Chain, Launch, Map, Scratch, Step, contiguous
-from .._kernels.rearrange import Lie, Rearrange
+from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
-from . import lists
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
-from .call import order_of
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
@@ -35,7 +31,7 @@ from .spgemm_pattern import Listing
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
-_MOST = 2**31
+MOST = 2**31
 #: Blocks whose sides are at most this have their sizes compiled into spgemm_simt, and sizes (R, K, N) that are listed.
 _COMPILED_SIDE = 10
 _PAIRED = ((1, 1, 1), (2, 2, 2), (2, 2, 3), (3, 2, 3), (3, 3, 3), (6, 3, 6), (6, 6, 6), (10, 10, 10))
@@ -55,10 +51,6 @@ _FILLED = {2: 0.8, 4: 0.5, 8: 0.33}
 #: writes to shared memory. A step of 48 KB took 1,140 cycles in 320 lines of 128 bytes, 1,600 in 576 of 64, and 3,900
 #: in 1,088 of 32.
 _L2_BYTES, _LINE_CYCLES = 36, 3
-#: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches.
-_LAUNCH, _COPY_RATE = 3e-6, 0.75
-
-Kept = Callable[[Any, Callable[[], Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -235,14 +227,12 @@ class BlockProductsSm90(
                         lists_of = replace(found.indexed("i32"), tile_m=128)
                         yield from (replace(lists_of, row_parts=n) for n in (2, 4, 8) if R == 64)
 
-    def launch(
-        self, layouts: tuple[Layout, Layout], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
-    ) -> Launch | None:
+    def launch(self, layouts: tuple[Layout, Layout], out: tuple[int, int, int], found: Lists, K: int) -> Launch | None:
         """The launch for operands of these tensor maps, or None if there are too many tiles; `out` is a shape."""
         blocks, R, N = out
         heights, parts = -(-R // self.tile_m), blocks * -(-N // self.part_n)
         tiles = heights * parts
-        if tiles + heights * found.counts[2] >= _MOST - 2**20:
+        if tiles + heights * found.counts[2] >= MOST - 2**20:
             return None
         ctas = min(tiles, card().multiprocessors)
         # The kernel starts with so many wide tiles that every CTA computes the same number; the rest are narrow.
@@ -270,7 +260,7 @@ class BlockProductsSm90(
             numbers=numbers,
             maps=[Map(n, n * TENSOR_MAP_BYTES, layout) for n, layout in enumerate(layouts)],
             scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
-            holds=(found, holds),
+            holds=(found,),
         )
 
 
@@ -373,19 +363,17 @@ class BlockProductsSm80(
                     if found is not None:
                         yield found if order is None else found.indexed("i32")
 
-    def launch(
-        self, steps: tuple[int, ...], out: tuple[int, int, int], found: Lists, K: int, holds: Any = ()
-    ) -> Launch | None:
+    def launch(self, steps: tuple[int, ...], out: tuple[int, int, int], found: Lists, K: int) -> Launch | None:
         """The launch for operands whose lines and blocks lie so many elements apart, or None for too many tiles."""
         blocks, R, N = out
         tiles = blocks * (R // self.tile_m) * -(-N // self.part_n)
-        if tiles >= _MOST:
+        if tiles >= MOST:
             return None
         named = dict(zip(("a_line", "b_line", "a_block", "b_block"), steps, strict=True))
         packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
         kernel = self.indexed(element(found.right.dtype))
         write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
-        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found, holds))
+        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found,))
 
 
 @dataclass(frozen=True)
@@ -468,7 +456,7 @@ def pair_products(
         return None
     R, K, N = problem.R, problem.K, problem.N
     launch = kernel.launch((K, N, R * K, K * N), (len(starts), R, N), found, K)
-    return None if launch is None else _started(launch, (a, b), (len(starts), R, N), dtype)
+    return None if launch is None else started(launch, (a, b), (len(starts), R, N), dtype)
 
 
 def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
@@ -484,7 +472,7 @@ def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> 
 def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
     """Return the properties of a product that the tensor cores may be able to compute, or None."""
     R, K = a.shape[1:]
-    unfit = not 0 < pairs < _MOST or max(len(a) * R, len(b) * K) >= _MOST or (a.data.ptr | b.data.ptr) % 16
+    unfit = not 0 < pairs < MOST or max(len(a) * R, len(b) * K) >= MOST or (a.data.ptr | b.data.ptr) % 16
     return None if unfit else BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, b.shape[2])
 
 
@@ -494,8 +482,8 @@ def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> Pa
     if kernel is None:
         return None
     R, K, N = problem.R, problem.K, problem.N
-    left = _map(a.dtype, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
-    right = _map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
+    left = matrix_map(a.dtype, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
+    right = matrix_map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
     launch = kernel.launch((left, right), (found.counts[0], R, N), found, K)
     if launch is None:
         return None
@@ -503,7 +491,7 @@ def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> Pa
     return PairsLaunch(launch, (a, b), (R, N), problem.out, tiles, b.nbytes > card().l2_bytes)
 
 
-def _started(
+def started(
     launch: Launch | Chain, operands: tuple[Array, Array], shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Array:
     out = cupy.empty(shape, dtype)
@@ -511,168 +499,9 @@ def _started(
     return out
 
 
-# ---------------------------------------------------------------------------------------------- sampled products
-@dataclass(slots=True)
-class SampledLaunch:
-    """What starts a sampled product again."""
-
-    launch: Launch | Chain
-    #: shape and dtype of the blocks
-    shape: tuple[int, int, int]
-    dtype: np.dtype[Any]
-    #: X and Y, or copies of them that begin at a multiple of 16 bytes
-    operands: tuple[Array, Array]
-    #: whether to start it again is as good as to make it again: no operand was copied here, and no list is to be made
-    lasting: bool
-
-    def start(self, operands: tuple[Array, Array] | None = None) -> Array:
-        """Compute the blocks of these operands, or of those for which it was made."""
-        return _started(self.launch, self.operands if operands is None else operands, self.shape, self.dtype)
-
-
-def sampled(
-    X: Array,
-    Y: Array,
-    indices: Array,
-    indptr: Array,
-    block: tuple[int, int],
-    dtype: np.dtype[Any],
-    tf32: bool = False,
-    kept: Kept | None = None,
-) -> SampledLaunch | None:
-    """Return what computes ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
-
-    The result is None if the tensor cores cannot compute this product. Operands are read as they lie in memory. One
-    that no kernel can read (see `order_of`) is copied at once; one whose copy saves time is copied by the launch (see
-    `_as_read`). ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its
-    tiles, if the product is computed in tiles of a list.
-    """
-    R, N = block
-    (M, K), columns = X.shape, Y.shape[1]
-    problem = BlockProblem(card().arch, X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
-    if max(*X.shape, *Y.shape) >= _MOST or not BlockProductsSm80.serves(problem):
-        return None
-    counts = (len(indices), len(indices), M // R, columns // N)
-    given = X, Y
-    X, Y = (x if order_of(x) else x.copy(order=order) for x, order in ((X, "C"), (Y, "F")))
-    lies = replace(problem, x_order=order_of(X), order=order_of(Y))
-    read = _as_read(lies, counts, card())
-    if read != lies and X.dtype not in HALF_DTYPES:
-        X, lies = X.copy(order="C"), read
-    found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
-    lines = (
-        X.strides[0 if lies.x_order == "C" else 1] // X.itemsize,
-        Y.strides[0 if lies.order == "C" else 1] // Y.itemsize,
-    )
-    launch, lasting = (
-        _launch(lies, lines, found, kept) if read == lies else _copying_launch(lies, read, lines, found, kept)
-    )
-    if launch is None:
-        return None
-    return SampledLaunch(launch, (counts[0], R, N), dtype, (X, Y), lasting and X is given[0] and Y is given[1])
-
-
-def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> BlockProblem:
-    """Return the product in the orders in which its operands are best read, the time of copies included.
-
-    Copies have K as their contiguous dimension, as all kernels read best.
-
-    Lines of TMA are short where small blocks lie side by side in a row-major Y or a column-major X. On an H200, X and Y
-    of 8192 x 8192 with blocks of 16 x 16 took 8.5 ms with a row-major Y, whose lines have 32 bytes, and 2.7 ms with a
-    column-major one.
-    """
-    blocks, _, rows, columns = counts
-
-    def seconds(read: BlockProblem) -> float:
-        kernel = BlockProductsSm90.of(read) or BlockProductsSm80.of(read)
-        if kernel is None:
-            return math.inf
-        copied = [rows * read.R] * (read.x_order != problem.x_order) + [columns * read.N] * (
-            read.order != problem.order
-        )
-        found = kernel.sampled_seconds(read, blocks, (rows, columns), card)
-        return found + sum(_LAUNCH + 2 * n * read.K * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copied)
-
-    orders = itertools.product(dict.fromkeys((problem.x_order, "C")), dict.fromkeys((problem.order, "F")))
-    return min((replace(problem, x_order=x, order=y) for x, y in orders), key=seconds)
-
-
-def _copying_launch(
-    lies: BlockProblem, read: BlockProblem, lines: tuple[int, int], found: Lists, kept: Kept | None
-) -> tuple[Launch | Chain | None, bool]:
-    """Return what `_launch` does, with copies of the operands that are read in another order, made by each launch."""
-    K, sides = lies.K, (found.counts[2] * lies.R, found.counts[3] * lies.N)
-    differs = (read.x_order != lies.x_order, read.order != lies.order)
-    inner, lasting = _launch(read, (K if differs[0] else lines[0], K if differs[1] else lines[1]), found, kept)
-    if inner is None:
-        return None, lasting
-    steps, places = [], [0, 1]
-    copied = [n for n in range(2) if differs[n]]
-    for room, n in enumerate(copied, 3):  # behind X, Y and the result
-        size, shape = lies.a.itemsize, (1, K, sides[n])
-        operand, copy = (Lie(lies.a, shape, (0, *steps_of)) for steps_of in ((lines[n] * size, size), (size, K * size)))
-        steps.append(Step(Rearrange.copying(operand, copy), (n, room)))
-        places[n] = room
-    steps.append(Step(inner, (*places, 2)))
-    # Without memory for copies the operands are read as they lie.
-    is_served = BlockProductsSm90.serves(lies) or BlockProductsSm80.serves(lies)
-    otherwise = (lambda: _launch(lies, lines, found, None)[0]) if is_served else None
-    return Chain(steps, [((sides[n], K), lies.a) for n in copied], otherwise), lasting
-
-
-def _launch(
-    problem: BlockProblem, lines: tuple[int, int], found: Lists, kept: Kept | None
-) -> tuple[Launch | None, bool]:
-    """Return the launch for operands whose lines begin so many elements apart, or None if there are too many tiles.
-
-    The second result tells whether it serves later products too.
-    """
-    R, K, N = problem.R, problem.K, problem.N
-    blocks, _, rows, columns = found.counts
-    kernel = BlockProductsSm90.of(problem)
-    if kernel is None:
-        other = BlockProductsSm80.of(problem)
-        assert other is not None
-        a_block = R * (lines[0] if problem.x_order == "C" else 1)
-        steps = (*lines, a_block, N * (lines[1] if problem.order == "F" else 1))
-        return other.launch(steps, (blocks, R, N), found, K), True
-    kernel, tiles, lasting = _tiles_of(kernel, problem, found, kept)
-    left, right = (
-        _map(problem.a, (side, K, 1), (line, line), (min(part, 64), 64))
-        if is_across
-        else _map(problem.a, (K, side, 1), (line, line), (64, part))
-        for is_across, side, part, line in (
-            (kernel.a_transposed, rows * R, kernel.part_m, lines[0]),
-            (not kernel.b_transposed, columns * N, kernel.part_n, lines[1]),
-        )
-    )
-    return kernel.launch((left, right), (blocks, R, N), tiles, K), lasting
-
-
-def _tiles_of(
-    kernel: BlockProductsSm90, problem: BlockProblem, found: Lists, kept: Kept | None
-) -> tuple[BlockProductsSm90, Lists, bool]:
-    """Return the kernel and its list for tiles of a list where they are better, otherwise what was given.
-
-    A list may take as long to make as a product, so the first product with a pattern has none. None is made while a
-    graph is captured either, since only the graph would fill it. The last result is False then: the next product should
-    have another launch.
-    """
-    blocks, _, rows, columns = found.counts
-    wide = kernel.by_list(problem, blocks, (rows, columns))
-    if kept is None or wide is None:
-        return kernel, found, True
-    key = wide.row_parts, wide.parts, columns
-    made = kept("whether tiles were made", dict)
-    if key not in made or (not made[key] and graphs.is_capturing()):
-        made.setdefault(key, False)
-        return kernel, found, False
-    tiles = kept(("tiles", *key), lambda: lists.listed(found.right, found.starts, columns, wide.row_parts, wide.parts))
-    made[key] = True
-    return wide, Lists(tiles.tiles, tiles.order, tiles.counts, (blocks, len(tiles.tiles), rows, columns)), True
-
-
-def _map(dtype: np.dtype[Any], dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]) -> Layout:
+def matrix_map(
+    dtype: np.dtype[Any], dims: tuple[int, int, int], pitches: tuple[int, int], box: tuple[int, int]
+) -> Layout:
     """Return the tensor map of a stack of matrices, fastest dimension first; a line of the box is a swizzled row."""
     strides = tuple(p * dtype.itemsize for p in (*pitches, pitches[-1]))
     return Layout(tensor_map.dtype_name(dtype), (*dims, 1), strides, (*box, 1, 1), f"{box[0] * dtype.itemsize}B")

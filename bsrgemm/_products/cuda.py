@@ -14,12 +14,14 @@ from .._kernels import forced_kernel, overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
-from . import block_products, spgemm_pattern
-from .block_products import SampledLaunch, SpgemmSimt
+from . import block_products, sampled, spgemm_pattern
+from .block_products import SpgemmSimt
 from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
 from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
+from .sampled import SampledLaunch
+from .sampled_dense import SampledDense
 from .transposed import transposed_copy
 
 #: Work lists hold 32-bit integers, so sizes must be smaller than this.
@@ -115,7 +117,7 @@ class CudaProducts(ProductEngine):
         tf32: bool = False,
     ) -> Array:
         if len(indices) and X.shape[1]:
-            found = block_products.sampled(X, Y, indices, indptr, block, dtype, tf32)
+            found = sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32)
             if found is not None:
                 return found.start()
         return super().sampled(X, Y, indices, indptr, block, dtype)
@@ -126,8 +128,11 @@ class CudaProducts(ProductEngine):
         operand = operand_of(pattern)
         if operand.whole is None or not operand.blocks or not X.shape[1]:
             return None
+        dense = SampledDense.of(X, Y, operand, pattern.blocksize, dtype, tf32)
+        if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
+            return dense.prepare(X, Y, operand, card())
         _, indices, indptr = operand.arrays
-        return block_products.sampled(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
+        return sampled.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
 
 
 ENGINE = CudaProducts(registry.cuda())

@@ -7,7 +7,7 @@ row: a block row is cut into row tiles of equal height, and one tile of a tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,6 +115,14 @@ class Dense(Kernel):
             scratch=scratch,
             holds=(call.operand.arrays, index, holds),
         )
+
+
+class Preparation(Dense):
+    """A kernel that prepares an operand for another one. It is not compiled itself, and no variant of it is tried."""
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[Any]:
+        yield from ()
 
 
 class ByRows(Dense):

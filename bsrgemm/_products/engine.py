@@ -117,7 +117,7 @@ class ProductEngine(ABC):
     def sampled_launch(self, X: Array, Y: Array, pattern: Any, dtype: np.dtype[Any], tf32: bool = False) -> Any:
         """Return what starts `sampled` with the blocks of a matrix, or None if that is not possible.
 
-        It is a `block_products.SampledLaunch`, which is to be started again if it is `lasting`.
+        It is a `sampled.SampledLaunch`, which is to be started again if it is `lasting`.
         """
         return None
 

@@ -338,7 +338,12 @@ def _start(
 
 
 def row_shares(indptr: Array, blocks: int, longest: int, piece: int, count: int) -> tuple[LongRows, Array | None]:
-    """Return what `long_rows` and `shares` of work_list.py return; no shares if `count` is 0. There are block rows."""
+    """Return the rows with more than `longest` blocks, in pieces of at most `piece` >= `longest` blocks, and shares.
+
+    The latter are the bounds of `count` ranges of neighbouring block rows with about the same work, increasing even if
+    `indptr` is invalid; None if `count` is 0. A block row costs 16 blocks more than it has, because lanes wait even for
+    a short one; the blocks of long rows do not count. There are block rows.
+    """
     rows, most = len(indptr) - 1, 2 * (blocks // longest)
     kernel = RowShares(element(indptr.dtype))
     ctas, tile = tiles(rows, kernel.threads)

@@ -69,7 +69,8 @@ def sddmm(
     16-bit floats, a row-major `Y` in blocks of 16 or 32 columns and a column-major `X` in blocks of 16 rows, where the
     product gains more than the copy takes; elsewhere, a column-major `X` unless the rows of a block are a multiple of
     128 bytes. All other cases run on the CUDA cores of any GPU, with the kernel of the product of two BSR matrices, and
-    need temporary memory for a copy of `Y`.
+    need temporary memory for a copy of `Y`. Where it is predicted to be faster, all of ``X @ Y`` is computed and the
+    blocks are copied from it, with up to 4 GiB of temporary memory.
 
     On Hopper, products of 16-bit floats in blocks of 16, 32 or 64 rows and 16, 32, 64 or 128 columns are computed in
     tiles of blocks that need not be neighbours, from the second product with a pattern on, unless the pattern is small

@@ -11,7 +11,7 @@ what they do in fewer launches; here they are its reference implementation and i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -249,54 +249,3 @@ class LongRows:
     parents: Array
     count: Array
     bound: int
-
-
-#: The fixed cost of a block row, expressed as a number of blocks.
-_ROW_COST = 16
-
-
-def long_rows(backend: Backend, indptr: Array, blocks: int, longest: int, piece: int) -> LongRows:
-    """Return the block rows with more than `longest` blocks, cut into pieces of at most `piece` >= `longest` blocks."""
-    xp = backend.xp
-    bound = 2 * (blocks // longest)  # a row of n > longest blocks has at most n / longest + 1 pieces
-    rows = len(indptr) - 1
-    number = xp.arange(bound, dtype=np.int64)
-    start = xp.clip(indptr.astype(np.int64), 0, blocks)
-    length = xp.maximum(start[1:] - start[:-1], 0)
-    ends = xp.minimum(xp.cumsum(xp.where(length > longest, -(-length // piece), 0)), bound)
-    count = xp.diff(ends, prepend=ends[:1] * 0)
-    row = xp.minimum(xp.searchsorted(ends, number, side="right"), rows - 1)
-    within = number - (ends - count)[row]
-    first = start[:-1][row] + within * piece
-    pieces = xp.stack([row, first, xp.minimum(first + piece, start[1:][row]), within], axis=1)
-    parents = xp.stack([number - within, count[row]], axis=1)
-    lists = [xp.ascontiguousarray(x.astype(_INT32)) for x in (pieces, parents, ends[-1:])]
-    return LongRows(lists[0], lists[1], lists[2], bound)
-
-
-def shares(backend: Backend, indptr: Array, longest: int, count: int) -> Array:
-    """Return the bounds of `count` ranges of neighbouring block rows with about the same work.
-
-    The bounds are in increasing order, even if `indptr` is invalid. The cost of a block row is its number of blocks
-    plus a constant, because lanes wait even for a short row. The blocks of a row with more than `longest` blocks do not
-    count, because such rows are processed in pieces (see `long_rows`).
-    """
-    xp, rows = backend.xp, len(indptr) - 1
-    length = xp.maximum(xp.diff(indptr.astype(np.int64)), 0)
-    work = xp.cumsum(xp.where(length > longest, 0, length) + _ROW_COST, dtype=np.int64)
-    wanted = xp.arange(count + 1, dtype=np.int64) * work[-1] // count
-    found = xp.searchsorted(work, wanted).astype(np.int64, copy=False)
-    found[0], found[-1] = 0, rows
-    return found
-
-
-def describe(groups: Groups, items: Items) -> dict[str, Any]:
-    """Return statistics of a work list for people to read. Waits for the GPU."""
-    blocks = groups.blocks.reshape(-1, groups.per_group)
-    used = int((groups.last - groups.first).sum())
-    return {
-        "groups": groups.count,
-        "entries": used,
-        "filled": float((blocks[:used] >= 0).mean()) if used else 1.0,
-        "items": int(items.count[0]),
-    }

@@ -23,23 +23,22 @@ from .operators import (
     SolverWarning,
     as_array,
     check_callback,
-    check_limits,
-    check_norms,
     failures,
-    first_guess,
     holds_numbers,
     plain,
-    system_dtype,
 )
-from .steps import Step
+from .steps import Conjugate
+from .systems import System
 
 
-class _Systems:
-    """The checked arguments."""
+class BatchSystem(System):
+    """Systems with the matrices of a batch, b[s] or the columns of b[s] for each: vectors are (batch, n[, k])."""
 
-    def __init__(self, A: bsr_batch, b: Any, x0: Any, limits: tuple[Any, Any], maxiter: Any, M: Any) -> None:
+    axis = 1
+
+    def _take(self, A: bsr_batch, b: Any, M: Any) -> Array:
         batch, rows, columns = A.shape
-        self.A, self.backend, self.xp = A, A._backend, A._backend.xp
+        self.backend, self.multiply = A._backend, lambda x: A @ x
         if rows != columns:
             raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
         b = (as_array if self.backend is host() else plain)(b, "b")
@@ -49,45 +48,24 @@ class _Systems:
             raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
         if not holds_numbers(b):
             raise TypeError(f"b: wanted numbers, got {b.dtype}")
-        dtype = system_dtype(b, A, M)
-        check_limits(*limits, maxiter)
-        self.maxiter = 10 * rows if maxiter is None else int(maxiter)
-        self.b = b.astype(dtype, copy=False)
         self.precondition = _preconditioner(M, A)
-        self.x = first_guess(x0, b, self.backend, dtype)
-        size = self.sizes(self.b)
-        check_norms(size, self.b, float(limits[1]), lambda chosen: self.backend.to_host(chosen.sum(axis=1)))
-        #: what the norm of the residual of each system must come down to
-        self.enough = np.maximum(float(limits[0]) * size, float(limits[1]))
-        if x0 is not None and (size == 0).any():  # the solution for zeros is 0, as in scipy
-            self.x = self.xp.where(self.backend.from_host(size == 0)[:, None], self.b, self.x)
+        return b
 
-    def dot(self, u: Array, v: Array) -> Array:
+    def dot(self, u: Array, v: Array, work: Array | None = None) -> Array:
         return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=1)
-
-    def sizes(self, u: Array) -> Any:
-        """The norms of the vectors, on the host."""
-        return self.backend.to_host(self.xp.sqrt(self.dot(u, u).real))  # synchronize!
-
-    def residual(self) -> Array:
-        return self.b - self.A @ self.x
 
     def ratio(self, a: Array, b: Array) -> Array:
         """``a / b`` for vectors, and 0 where b is 0."""
-        return self.backend.safe_ratio(a, b)[:, None]
+        return self.safe_ratio(a, b)[:, None]
 
 
-class BatchConjugate(Step):
+class BatchConjugate(Conjugate):
     """Conjugate gradients for all systems. A system that has ended stays as it is; its recurrence goes on in vain.
 
     Its numbers are those of `steps.Conjugate`, for each system.
     """
 
-    vectors, factors = ("_p", "_work"), ("_before",)
     stays = True
-    _p: Array
-    _work: Array
-    _before: Array
     #: which systems go on
     _going: Array
 
@@ -95,16 +73,6 @@ class BatchConjugate(Step):
         super().__init__(s, arrays)
         if arrays is None:
             self._going = s.xp.zeros(self._before.shape, bool)
-
-    @staticmethod
-    def columns_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-        return shape[0], *shape[2:]
-
-    def restart(self, r: Array) -> None:
-        """Begin with these residuals."""
-        self._r[...] = r
-        self._p.fill(0)
-        self._before.fill(0)
 
     def watch(self, going: Any, enough: Any) -> None:
         """Tell which systems go on, and what is enough: the device has to end a system as the host does."""
@@ -117,21 +85,17 @@ class BatchConjugate(Step):
         z = s.precondition(r)
         rz = s.dot(r, z)
         s.backend.multiply_and_add(p, s.ratio(rz, self._before), z)
-        q = s.A @ p
+        q = s.multiply(p)
         pq = s.dot(p, q)
         alpha = s.ratio(rz, pq)
         # a system that has broken down may have NaN in p
         self.x += s.xp.where(self._going[:, None], s.xp.multiply(p, alpha, out=self._work), 0)
         s.backend.subtract_multiple(r, alpha, q, self._work)
         self._before[...] = rz
-        size = s.xp.sqrt(s.dot(r, r).real)
+        size = s.norm(r)
         self.numbers[0], self.numbers[1], self.numbers[2] = size, pq.real, rz.real
         # as `failures` says on the host
         self._going &= (size > self._enough) & s.xp.isfinite(size) & ~(rz.real <= 0) & ~(pq.real <= 0)
-
-    @staticmethod
-    def verdict(numbers: Any, enough: Any) -> tuple[str | None, bool]:
-        return None, bool((numbers[0] <= enough).all())
 
 
 def _preconditioner(M: Any, A: bsr_batch) -> Callable[[Array], Array]:
@@ -160,27 +124,19 @@ def _preconditioner(M: Any, A: bsr_batch) -> Callable[[Array], Array]:
 
 
 def conjugate_gradients(
-    A: bsr_batch,
-    b: Any,
-    x0: Any,
-    limits: tuple[Any, Any],
-    maxiter: Any,
-    M: Any,
-    callback: Callable[[Array], object] | None,
+    s: BatchSystem, operands: tuple[Any, Any], callback: Callable[[Array], object] | None
 ) -> tuple[Array, Any]:
     """Solve ``A[s] x[s] = b[s]``; x, and for each system 0, its number of iterations, or -1 after a breakdown.
 
-    A system that is solved, or that has broken down, stays as it is while others go on.
+    A system that is solved, or that has broken down, stays as it is while others go on. The operands are A and M.
     """
     check_callback(callback)
-    s = _Systems(A, b, x0, limits, maxiter, M)
-    some = Iterations(BatchConjugate, s, (A, M), callback is None and capturable(s.backend, A, M))
+    some = Iterations(BatchConjugate, s, operands, callback is None and capturable(s.backend, *operands))
     steps = np.zeros(s.enough.shape, np.int64)
     #: what has ended a system before it was solved, by its place in `BREAKDOWNS`
     failed = np.zeros(steps.shape, np.int64)
     for _ in range(RESTARTS + 1):
-        r = s.residual()
-        size = s.sizes(r)
+        r, size = s.residual_and_norm()
         going = ~(size <= s.enough) & (failed == 0) & (steps < s.maxiter)
         if not going.any():
             break
@@ -204,9 +160,9 @@ def conjugate_gradients(
     return s.x, _told(s, steps, failed)
 
 
-def _told(s: _Systems, steps: Any, failed: Any) -> Any:
+def _told(s: BatchSystem, steps: Any, failed: Any) -> Any:
     """`info` by the true residuals; a warning if a system is not solved."""
-    size = s.sizes(s.residual())
+    _, size = s.residual_and_norm()
     solved = size <= s.enough
     info = np.where(solved, 0, np.where(failed > 0, -1, np.maximum(steps, 1)))
     if not solved.all():

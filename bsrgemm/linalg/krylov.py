@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from .._backend.base import Array, Backend
-from .._backend.registry import adopted, backend_of, foreign_backend
+from .._backend.base import Array
 from .._batch import bsr_batch
-from .batched import conjugate_gradients
+from .batched import BatchSystem, conjugate_gradients
 from .graphs import Iterations, capturable
 from .operators import (
-    BREAKDOWNS,
     RESTARTS,
-    DistributedOperator,
-    SolverWarning,
-    as_array,
     check_callback,
-    check_limits,
-    check_norms,
-    first_guess,
-    holds_numbers,
-    inner_products,
     is_real,
-    product_with,
-    refuse_several,
     stalled,
-    system_dtype,
-    together,
     worst_ratio,
 )
 from .restarted import restarted
 from .steps import Biconjugate, Conjugate, MinimalResidual, Step
+from .systems import System
 
-#: Methods for Hermitian matrices.
-_HERMITIAN = ("cg", "minres")
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
 
@@ -74,134 +58,6 @@ def _described(method: _Method) -> _Method:
     for name, entry in _ENTRIES.items():
         method.__doc__ = (method.__doc__ or "").replace(f"<{name}>", entry)
     return method
-
-
-class _System:
-    """The checked arguments that all methods have: the matrix, the preconditioner, b, x0 and the tolerances."""
-
-    def __init__(self, method: str, A: Any, b: Any, x0: Any, rtol: Any, atol: Any, maxiter: Any, M: Any) -> None:
-        self.method = method
-        #: the matrix if its rows are on several processes; inner products are summed over them
-        self._spread = A if isinstance(A, DistributedOperator) else None
-        with together(A):
-            for name, given in (("A", A), ("M", M)):
-                refuse_several(given, name, method, spread=True)
-            self.backend, b = _right_hand_side(b)
-            self.xp = self.backend.xp
-            n = b.shape[0]
-            self.multiply = product_with(A, "A", self.backend, n)
-            self.precondition = (lambda r: r) if M is None else product_with(M, "M", self.backend, n)
-            if self._spread is not None and getattr(M, "_comm", None) not in (None, self._spread.comm):
-                raise ValueError("M: wanted one that was made with the communicator of A, got one of another")
-            dtype = system_dtype(b, A, M)
-            self.b, self.x = b.astype(dtype, copy=False), first_guess(x0, b, self.backend, dtype)
-            check_limits(rtol, atol, maxiter)
-        if self._spread is not None:
-            given = f"columns {self.b.shape[1:]} of {dtype}, rtol={rtol!r}, atol={atol!r}, maxiter={maxiter!r}"
-            self._spread.agree("b, rtol, atol, maxiter", given)
-        #: rows on all processes
-        self.rows = n if self._spread is None else self._spread.shape[0]
-        self.maxiter = 10 * self.rows if maxiter is None else int(maxiter)
-        size = self.host(self.norm(self.b))
-        check_norms(size, self.b, float(atol), self._counts)
-        #: the norm of each column, and what that of its residual must come down to
-        self.size, self.enough = size, np.maximum(float(rtol) * size, float(atol))
-        #: whether the first residual is b
-        self.from_zero = x0 is None
-        zero = np.asarray(size) == 0
-        if x0 is not None and zero.any():  # the solution for zeros is 0, as in scipy
-            self.x = self.xp.where(self.backend.from_host(zero), self.b, self.x)
-
-    def _counts(self, chosen: Array) -> Any:
-        """How many elements of each column are chosen, on all processes."""
-        return self.host(self._total(chosen.sum(axis=0).astype(np.float64)))
-
-    def _total(self, part: Array) -> Array:
-        return part if self._spread is None else self._spread.total(part)
-
-    @property
-    def is_spread(self) -> bool:
-        """Whether the rows are on several processes, so that inner products have to be summed over them."""
-        return self._spread is not None
-
-    def dot(self, u: Array, v: Array, work: Array | None = None) -> Array:
-        """The inner products of the columns; their products by element go to `work`, if it is given."""
-        return self._total(inner_products(self.backend, u, v, work))
-
-    def norm(self, u: Array, work: Array | None = None) -> Array:
-        return self.xp.sqrt(self.dot(u, u, work).real)
-
-    def host(self, x: Array) -> Any:
-        """Numbers on the host, for a test; this waits for the GPU."""
-        return self.backend.to_host(x) if self.backend.is_dense(x) else np.asarray(x)  # synchronize!
-
-    def residual(self) -> Array:
-        return self.b - self.multiply(self.x)
-
-    def residual_and_norm(self) -> tuple[Array, Any]:
-        """The residual, and its norm for each column on the host."""
-        r = self.residual()
-        return r, self.host(self.norm(r))
-
-    def done(self, r: Array) -> Any:
-        """Which columns are solved, by the norms of these residuals; one read on the host."""
-        return self.host(self.norm(r)) <= self.enough
-
-    def safe_ratio(self, a: Array, b: Array) -> Array:
-        """``a / b``, and 0 where b is 0: a column that is solved stays as it is."""
-        return self.backend.safe_ratio(a, b)
-
-    def finish(
-        self, steps: int, broken: str | None = None, more: str = "", known: tuple[Array, Any] | None = None
-    ) -> tuple[Array, int]:
-        """x and info by the true residual: 0, the number of iterations, or -1 after a breakdown; `more` is told too.
-
-        `known` is the residual of x with its norm, if it was computed before.
-        """
-        r, size = known or self.residual_and_norm()
-        if (size <= self.enough).all():
-            return self.x, 0
-        worst = int(np.argmax(np.where(np.isfinite(size), size - self.enough, math.inf)))
-        left = f"the norm of the residual is {np.ravel(size)[worst]:.3g}, wanted {np.ravel(self.enough)[worst]:.3g}"
-        where = f" in column {worst}" if size.ndim else ""
-        if broken is None:
-            message = f"{self.method}: not converged after {steps} iterations{more}{where}: {left}"
-        else:
-            message = f"{self.method}: {broken}; stopped after {steps} iterations{where}: {left}"
-        if self.method in _HERMITIAN and steps and (broken in BREAKDOWNS[2:] or (size > self.size).any()):
-            message += self._hint(r)
-        warnings.warn(message, SolverWarning, stacklevel=5)  # the line that called the solver
-        return self.x, max(1, steps) if broken is None else -1
-
-    def _hint(self, r: Array) -> str:
-        """What to say of A, after a failure that is not for lack of iterations, by two products more.
-
-        For a Hermitian F, ``|F r|^2`` and ``r F F r`` differ by rounding alone, which ``|r| |F F r|`` bounds also
-        where F nearly maps r to 0.
-        """
-        once = self.multiply(r)
-        twice = self.multiply(once)
-        scale = self.host(self.norm(r) * self.norm(twice))
-        apart = abs(self.host(self.norm(once)) ** 2 - self.host(self.dot(r, twice)))
-        if not (apart > np.cbrt(np.finfo(self.b.dtype).eps) * scale).any():  # NaN tells nothing
-            return ""
-        return f". A is not Hermitian, and {self.method} is for matrices that are; try gmres or bicgstab"
-
-
-def _right_hand_side(b: Any) -> tuple[Backend, Array]:
-    """The backend of b, and b as an array; a list is one on the CPU."""
-    b = as_array(b, "b")
-    backend = backend_of(b) or foreign_backend(b)
-    if backend is None:
-        raise TypeError(f"b: wanted a NumPy or CuPy array, got {type(b).__name__}")
-    found = b if backend.is_dense(b) else adopted(backend, b, "b")
-    if backend.is_sparse(b) or found is None:
-        raise TypeError(f"b: wanted a dense array, got {type(b).__name__}")
-    if found.ndim not in (1, 2):
-        raise ValueError(f"b: wanted shape (n,) or (n, k), got {tuple(found.shape)}")
-    if not holds_numbers(found):
-        raise TypeError(f"b: wanted numbers, got {found.dtype}")
-    return backend, found
 
 
 @_quietly
@@ -278,13 +134,13 @@ def cg(
     (array([1., 1., 1., 1.]), 0)
     """
     if isinstance(A, bsr_batch):
-        return conjugate_gradients(A, b, x0, (rtol, atol), maxiter, M, callback)
-    return _iterated(Conjugate, _System("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+        return conjugate_gradients(BatchSystem("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+    return _iterated(Conjugate, System("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
 
 
 def _iterated(
     kind: type[Step],
-    s: _System,
+    s: System,
     operands: tuple[Any, Any],
     callback: Callable[[Array], object] | None,
     *,
@@ -388,7 +244,7 @@ def minres(
     """
     if not is_real(shift) or not math.isfinite(shift):
         raise ValueError(f"shift: wanted a finite real number, got {shift!r}")
-    s = _System("minres", A, b, x0, rtol, atol, maxiter, M)
+    s = System("minres", A, b, x0, rtol, atol, maxiter, M)
     if shift:
         product, amount = s.multiply, s.b.dtype.type(shift)
         s.multiply = lambda x: product(x) - amount * x
@@ -398,7 +254,7 @@ def minres(
     return _iterated(MinimalResidual, s, (A, M), callback, graph=not shift, show=show)
 
 
-def _check_hermitian(s: _System, product: Callable[[Array], Array], name: str) -> None:
+def _check_hermitian(s: System, product: Callable[[Array], Array], name: str) -> None:
     """Raise ValueError if ``|F b|^2`` and ``b F F b`` differ by more than rounding does: F is not Hermitian then."""
     once = product(s.b)
     size, other = s.host(s.norm(once)) ** 2, s.host(s.dot(s.b, product(once)))
@@ -454,7 +310,7 @@ def bicgstab(
     >>> np.round(x, 6), info
     (array([1., 1., 1., 1.]), 0)
     """
-    return _iterated(Biconjugate, _System("bicgstab", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+    return _iterated(Biconjugate, System("bicgstab", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
 
 
 @_quietly
@@ -518,7 +374,7 @@ def gmres(
     >>> np.round(x, 6), info
     (array([1., 1., 1., 1.]), 0)
     """
-    s = _System("gmres", A, b, x0, rtol, atol, maxiter, M)
+    s = System("gmres", A, b, x0, rtol, atol, maxiter, M)
     # A preconditioner in a narrower dtype is not linear to the last digit: its results have to be kept.
     narrow = np.dtype(getattr(M, "dtype", None) or s.b.dtype).itemsize < s.b.dtype.itemsize
     return restarted(s, (A, M), restart, narrow, _told(callback, callback_type))
@@ -569,7 +425,7 @@ def fgmres(
     >>> np.round(x, 6), info
     (array([1., 1., 1., 1.]), 0)
     """
-    s = _System("fgmres", A, b, x0, rtol, atol, maxiter, M)
+    s = System("fgmres", A, b, x0, rtol, atol, maxiter, M)
     return restarted(s, (A, M), restart, True, _told(callback, callback_type))
 
 

@@ -399,19 +399,19 @@ class Preconditioner(ABC):
         return self @ r
 
 
-def check_matrix(A: Any, name: str = "A", *, spread: bool = False) -> Any:
+def check_matrix(A: Any, *, spread: bool = False) -> Any:
     """Return a square BSR matrix with square blocks of floats; raise TypeError or ValueError for anything else.
 
     With `spread` it may be one of which each process has some rows.
     """
     if not isinstance(A, BsrBase) and not (spread and isinstance(A, DistributedOperator)):
-        raise TypeError(f"{name}: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, name)}")
+        raise TypeError(f"A: wanted a bsr_array or bsr_matrix, got {kind_of(A)}{way_out(A, 'A')}")
     if A.shape[0] != A.shape[1]:
-        raise ValueError(f"{name}: wanted a square matrix, got shape {A.shape}")
+        raise ValueError(f"A: wanted a square matrix, got shape {A.shape}")
     if A.blocksize[0] != A.blocksize[1]:
-        raise ValueError(f"{name}: wanted square blocks, got blocksize={A.blocksize}; {name}.tobsr has others")
+        raise ValueError(f"A: wanted square blocks, got blocksize={A.blocksize}; A.tobsr has others")
     if A.dtype.char not in "fdFD":
-        raise TypeError(f"{name}: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
+        raise TypeError(f"A: wanted float32, float64, complex64 or complex128, got {A.dtype}; cast with astype")
     return A
 
 
@@ -466,29 +466,6 @@ def holds_numbers(x: Any) -> bool:
 def solution_dtype(*dtypes: Any) -> np.dtype[Any]:
     """Return what dtypes are promoted to, float32 at least; NumPy has no promotion of float16 with bfloat16."""
     return np.result_type(*(np.result_type(dtype, np.float32) for dtype in dtypes))
-
-
-def system_dtype(b: Array, A: Any, M: Any) -> np.dtype[Any]:
-    """Return the dtype in which a system is solved: complex if M is."""
-    dtype = solution_dtype(b.dtype, getattr(A, "dtype", None) or np.float64)
-    if np.dtype(getattr(M, "dtype", None) or dtype).kind == "c":
-        dtype = np.result_type(dtype, np.complex64)
-    if dtype.char not in "fdFD":
-        raise TypeError(f"A, b: wanted float32, float64, complex64 or complex128, got {dtype}")
-    return dtype
-
-
-def first_guess(x0: Any, b: Array, backend: Backend, dtype: np.dtype[Any]) -> Array:
-    """Return a copy of x0 in this dtype, zeros for None; raise TypeError or ValueError unless it is an array like b."""
-    if x0 is None:
-        return backend.xp.zeros(b.shape, dtype)
-    x0 = (as_array if backend is host() else plain)(x0, "x0")
-    if not backend.is_dense(x0) or tuple(x0.shape) != tuple(b.shape):
-        got = tuple(x0.shape) if hasattr(x0, "shape") else type(x0).__name__
-        raise ValueError(f"x0: wanted an array of shape {tuple(b.shape)} on {backend.name!r}, got {got}")
-    if not holds_numbers(x0):
-        raise TypeError(f"x0: wanted numbers, got {x0.dtype}")
-    return x0.astype(dtype, copy=True)
 
 
 def check_right_hand_side(b: Any, A: Any) -> Any:
@@ -565,30 +542,6 @@ def check_callback(callback: Any) -> None:
     """Raise TypeError unless a callback can be called, before anything is computed."""
     if callback is not None and not callable(callback):
         raise TypeError(f"callback: wanted a function or None, got {type(callback).__name__}")
-
-
-def check_norms(size: Any, b: Any, atol: float, counts: Callable[[Any], Any]) -> None:
-    """Raise ValueError if the norms of b are no measure: not finite, or as good as 0 although b is not.
-
-    Parameters
-    ----------
-    size : array
-        The norms of the right-hand sides, on the host.
-    b : array
-        The right-hand sides.
-    atol : float
-        What residuals may be in any case: smaller norms need not be exact.
-    counts : callable
-        ``counts(chosen)`` is the number of chosen elements of each right-hand side, on the host.
-    """
-    if not np.isfinite(size).all():
-        if not counts(~(abs(b) < math.inf)).any():
-            raise ValueError(f"b: its squares overflow in {b.dtype}; scale b down, and x up")
-        raise ValueError("b: wanted finite numbers, got NaN or infinity")
-    least = math.sqrt(np.finfo(b.dtype).tiny)
-    small = np.asarray(size) < least
-    if atol < least and small.any() and (small & (counts(b != 0) > 0)).any():
-        raise ValueError(f"b: its squares underflow in {b.dtype}; scale b up, and x down")
 
 
 def worst_ratio(size: Any, enough: Any) -> float:

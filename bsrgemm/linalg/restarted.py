@@ -163,7 +163,7 @@ def restarted(
     some = _Arnoldi(s, operands, flexible, graph)
     steps, broken, more = 0, None, ""
     sizes: list[Any] = []
-    size_of_b = np.maximum(s.host(s.norm(s.b)), np.finfo(s.b.dtype).tiny)
+    size_of_b = np.maximum(s.size, np.finfo(s.b.dtype).tiny)
     for cycle in range(s.maxiter):
         r = s.residual()
         norm = s.norm(r)

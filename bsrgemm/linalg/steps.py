@@ -5,14 +5,20 @@ A step can therefore be captured as a CUDA graph, and its arrays can serve the n
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._backend.base import Array, ConjugateVectors
 from .operators import NOT_FINITE, breakdown
 
+#: A step has the arrays that its classes annotate with one of these: like b, or with a number for each column, in the
+#: dtype of b or in the real dtype of it.
+Vector: TypeAlias = Array
+Factor: TypeAlias = Array
+Real: TypeAlias = Array
 #: Why the stabilised method of biconjugate gradients starts again.
 FACTOR_IS_ZERO = "a factor of the recurrence is 0"
 
@@ -28,10 +34,6 @@ class Step(ABC):
         Those of an earlier step of the same kind, for a system of the same shape and dtype.
     """
 
-    #: Names of arrays: vectors like b, and a number for each column in the dtype of b or in the real dtype of it.
-    vectors: tuple[str, ...] = ()
-    factors: tuple[str, ...] = ()
-    reals: tuple[str, ...] = ()
     #: Breakdowns after which the method may start again from the true residual.
     curable: tuple[str, ...] = ()
     #: Whether an x that is solved stays as it is in iterations that are made in vain.
@@ -39,9 +41,9 @@ class Step(ABC):
     x: Array
     #: by column: the norm of the residual, and two numbers that tell of a breakdown
     numbers: Array
-    _r: Array
+    _r: Vector
     #: what the norm of the residual of each column must come down to
-    _enough: Array
+    _enough: Real
 
     def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
         self._s = s
@@ -51,22 +53,14 @@ class Step(ABC):
             s.x = self.x
             return
         shape, dtype = s.b.shape, s.b.dtype
+        columns = (*shape[: s.axis], *shape[s.axis + 1 :])
         real = np.empty(0, dtype).real.dtype
-        columns = self.columns_of(shape)
         self.x, self.numbers = s.x, s.xp.zeros((3, *columns), real)
-        self._enough = s.xp.zeros(columns, real)
-        for names, sides, kind in (
-            (("_r", *self.vectors), shape, dtype),
-            (self.factors, columns, dtype),
-            (self.reals, columns, real),
-        ):
-            for name in names:
-                setattr(self, name, s.xp.zeros(sides, kind))
-
-    @staticmethod
-    def columns_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of what has a number for each column of a vector of this shape."""
-        return shape[1:]
+        likes = {"Vector": (shape, dtype), "Factor": (columns, dtype), "Real": (columns, real)}
+        for cls in type(self).__mro__:
+            for name, kind in inspect.get_annotations(cls).items():
+                if kind in likes:
+                    setattr(self, name, s.xp.zeros(*likes[kind]))
 
     @abstractmethod
     def restart(self, r: Array) -> None:
@@ -107,10 +101,9 @@ class Conjugate(Step):
     numbers below: the last three come first, and the first direction is z, since the ratio is 0 where `_before` is.
     """
 
-    vectors, factors = ("_p", "_work"), ("_before",)
-    _p: Array
-    _work: Array
-    _before: Array
+    _p: Vector
+    _work: Vector
+    _before: Factor
 
     def restart(self, r: Array) -> None:
         """Begin with this residual. A previous ``r M r`` of 0 leaves the first direction without an earlier one."""
@@ -145,22 +138,20 @@ class Conjugate(Step):
 class MinimalResidual(Step):
     """The minimal residual method. Its numbers are ``v M v`` of the next Lanczos vector, and the root of its size."""
 
-    vectors = ("_v_old", "_v", "_z", "_w_old", "_w", "_Aw_old", "_Aw")
-    reals = ("_gamma_old", "_gamma", "_eta", "_sine_old", "_sine", "_cosine_old", "_cosine")
-    _v_old: Array
-    _v: Array
-    _z: Array
-    _w_old: Array
-    _w: Array
-    _Aw_old: Array
-    _Aw: Array
-    _gamma_old: Array
-    _gamma: Array
-    _eta: Array
-    _sine_old: Array
-    _sine: Array
-    _cosine_old: Array
-    _cosine: Array
+    _v_old: Vector
+    _v: Vector
+    _z: Vector
+    _w_old: Vector
+    _w: Vector
+    _Aw_old: Vector
+    _Aw: Vector
+    _gamma_old: Real
+    _gamma: Real
+    _eta: Real
+    _sine_old: Real
+    _sine: Real
+    _cosine_old: Real
+    _cosine: Real
 
     def restart(self, r: Array) -> None:
         """Begin with this residual as the first Lanczos vector."""
@@ -220,14 +211,13 @@ class MinimalResidual(Step):
 class Biconjugate(Step):
     """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence."""
 
-    vectors, factors = ("_shadow", "_p", "_v"), ("_rho", "_alpha", "_omega")
     curable = (FACTOR_IS_ZERO,)
-    _shadow: Array
-    _p: Array
-    _v: Array
-    _rho: Array
-    _alpha: Array
-    _omega: Array
+    _shadow: Vector
+    _p: Vector
+    _v: Vector
+    _rho: Factor
+    _alpha: Factor
+    _omega: Factor
 
     def restart(self, r: Array) -> None:
         """Begin with this residual, which is also the vector that others are made orthogonal to."""

@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse
 
 import bsrgemm as bg
-from bsrgemm._array import base, construct, convert, extremes, index, reduce
+from bsrgemm._array import assign, base, construct, convert, extremes, reduce, select
 from bsrgemm._backend import structure
 from bsrgemm._backend.base import Blocks
 from bsrgemm._backend.numpy_backend import HOST
@@ -84,7 +84,8 @@ def test_the_array_counts_its_elements_in_64_bits() -> None:
     want = A.toarray()
     row, col = np.array([0, 5, 3], np.uint32), np.array([8, 0, 4], np.uint32)
     allowed = ("index_dtype", "_index_array", "_from_bsr_arrays", "_narrowed")
-    with counting_in_64_bits(base, construct, convert, extremes, index, reduce, structure, allowed=allowed):
+    modules = (assign, base, construct, convert, extremes, reduce, select, structure)
+    with counting_in_64_bits(*modules, allowed=allowed):
         np.testing.assert_array_equal(A.diagonal(1), want.diagonal(1))
         A.trace()
         A.todia()

@@ -14,7 +14,7 @@ import pytest
 import scipy.sparse as sp
 
 import bsrgemm as bg
-from bsrgemm._array import assemble, base, construct, convert, files, index, reduce
+from bsrgemm._array import assemble, base, construct, convert, files, reduce, select
 from bsrgemm._backend import loops, structure
 from bsrgemm._backend.numpy_backend import HOST
 
@@ -219,7 +219,7 @@ def test_other_formats_get_indices_that_are_wide_enough(
 
 def test_32_bits_hold_what_they_hold() -> None:
     assert structure.INT32_MAX == loops.INT32_MAX == reduce._INT32_MAX == 2**31 - 1
-    assert index.INT64 == assemble.INT64 == index._INDEX64 == convert._INDEX64 == np.int64
+    assert select.INT64 == assemble.INT64 == convert._INDEX64 == np.int64
 
 
 def test_nonzeros_of_lines_are_counted_in_64_bits_where_a_line_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,8 +455,8 @@ def test_a_value_beside_the_stored_blocks_is_refused_if_any_element_is_not_zero(
 
 
 # ------------------------------------------------------------------------------------------------ selection
-AXIS, CHOSEN = index.Axis("index", "row", 3, 2), index.chosen
-WIDE_AXIS = index.Axis("index", "column", 2, 6)
+AXIS, CHOSEN = select.Axis("index", "row", 3, 2), select.chosen
+WIDE_AXIS = select.Axis("index", "column", 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -492,9 +492,9 @@ def test_an_index_that_is_no_selection_of_blocks_is_explained(axis: Any, index: 
 
 def test_what_counts_as_an_index() -> None:
     for x in ([0], (0,), range(2), np.array([1]), fake_device.install().from_host(np.array([1]))):
-        assert index.is_index(x)
+        assert select.is_index(x)
     for x in (slice(None), 3, np.int64(3), np.array(3), None, Ellipsis):
-        assert not index.is_index(x)
+        assert not select.is_index(x)
 
 
 @each_device

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bsrgemm as bg
-from bsrgemm._array import index
+from bsrgemm._array import select
 from bsrgemm._backend import structure
 
 from .. import fake_device
@@ -257,8 +257,8 @@ def test_sorted_orders_of_both_backends_agree() -> None:
     column = rng.integers(0, 5, 12).astype(np.int32)
     row = np.repeat(np.arange(4, dtype=np.int32), np.diff(indptr))
     host, fake = Place("cpu"), Place("fake")
-    found = index._sorted_order(host.backend, column, indptr, row, 5)
-    expected = index._sorted_order(fake.backend, *map(fake.put, (column, indptr, row)), 5)
+    found = select._sorted_order(host.backend, column, indptr, row, 5)
+    expected = select._sorted_order(fake.backend, *map(fake.put, (column, indptr, row)), 5)
     assert found.tolist() == expected.get().tolist() == np.lexsort([column, row]).tolist()
 
 

@@ -11,13 +11,20 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._products import block_products
+from bsrgemm._products import block_products, sampled
+from bsrgemm._products.sampled_dense import SampledDense
 
 from ..devices import Device, Emulated
 from ..gpu.repeats import differing
 from .products import BF16, F16, F32, F64, Bsr, Case, matrix, numbers
 
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
+
+
+@pytest.fixture(autouse=True)
+def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are too small for a dense product, or too many of their blocks are stored."""
+    monkeypatch.setattr(SampledDense, "served", False)
 
 
 @pytest.fixture(params=["sm_90a", "sm_80"])
@@ -125,7 +132,10 @@ ORDERS = [*product("CF", "CF"), ("F48", "C48"), ("C48", "F48")]
 
 def copies(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
     """Let the launch copy an operand whose lines are not along K, or let no copy be worth it."""
-    monkeypatch.setattr(block_products, "_LINE_CYCLES" if wanted else "_COPY_RATE", 1e9 if wanted else 1e-30)
+    if wanted:
+        monkeypatch.setattr(block_products, "_LINE_CYCLES", 1e9)
+    else:
+        monkeypatch.setattr(sampled, "_COPY_RATE", 1e-30)
 
 
 def check_samples(

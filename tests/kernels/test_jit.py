@@ -18,6 +18,8 @@ import pytest
 from bsrgemm._kernels import jit, sources
 from bsrgemm._kernels.jit import CompileError, KernelSpec
 
+from ..code_digest import code_digest, strip
+
 ADD = KernelSpec("add.cu", "add", (("ELEMENT", "float"), ("AMOUNT", 3)))
 ADD_CU = """#include "detail/amount.cuh"
 extern "C" __global__ void add(ELEMENT* x) { x[threadIdx.x] += amount<ELEMENT>(); }
@@ -106,7 +108,7 @@ CODE = 'int f(int a) {\n  return a + 1;\n}\n#define TEXT "a  // b"\nint g;\n'
     ],
 )
 def test_comments_and_blanks_do_not_count_as_code(same: str) -> None:
-    assert sources.code_digest({"a": same}) == sources.code_digest({"a": CODE})
+    assert code_digest({"a": same}) == code_digest({"a": CODE})
     assert sources.digest({"a": same}) != sources.digest({"a": CODE})
 
 
@@ -123,7 +125,7 @@ def test_comments_and_blanks_do_not_count_as_code(same: str) -> None:
 )
 def test_code_digest_sees_every_change_of_code(old: str, new: str) -> None:
     assert old in CODE
-    assert sources.code_digest({"a": CODE.replace(old, new)}) != sources.code_digest({"a": CODE})
+    assert code_digest({"a": CODE.replace(old, new)}) != code_digest({"a": CODE})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_code_digest_sees_every_change_of_code(old: str, new: str) -> None:
     [r'"quote \" // not a comment"', "'\"' /*x*/ + '\"'", 'R"x(/* )" */ // )x"', "1'000 + 2'000 // c"],
 )
 def test_literals_survive_stripping(literal: str) -> None:
-    stripped = sources.strip(f"auto x = {literal};\n")
+    stripped = strip(f"auto x = {literal};\n")
     kept = literal.split(" // c")[0].replace(" /*x*/", "")
     assert stripped.removeprefix("auto x = ").removesuffix(";") == kept
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 
 pytest.importorskip("cupy")
 
+import bsrgemm as bg
 from bsrgemm._kernels.card import Card
 from bsrgemm._products import cuda, dense, prepared
 from bsrgemm._products.call import Problem
 from bsrgemm._products.dense import Dense
 
 from ..devices import Device
-from .products import BF16, F16, F32, F64, I8, I32, Case, cases, check, matrix
+from .products import BF16, F16, F32, F64, I8, I32, Bsr, Case, cases, check, matrix, numbers
 
 
 @pytest.fixture
@@ -37,11 +39,10 @@ def described(option: Any) -> str:
     return f"{type(option).__name__} {getattr(option, 'kernel', '')} {option}"
 
 
-def every_option(device: Device, case: Case, chosen: Any, rng: np.random.Generator) -> Iterator[str]:
-    A = matrix(rng, case, unique=case.dtype == I8)
+def every_option(chosen: Any, checked: Callable[[], Any]) -> Iterator[str]:
     while True:
         try:
-            check(device, None, case, A)
+            checked()
         except AssertionError as error:
             raise AssertionError(described(chosen["options"][chosen["n"]])) from error
         yield described(chosen["options"][chosen["n"]])
@@ -78,6 +79,68 @@ def every_option(device: Device, case: Case, chosen: Any, rng: np.random.Generat
 )
 def test_every_option_is_exact(case: Case, device: Device, chosen: Any, rng: np.random.Generator) -> None:
     device.needs("sm_90a")
-    said = list(every_option(device, case, chosen, rng))
+    A = matrix(rng, case, unique=case.dtype == I8)
+    said = list(every_option(chosen, lambda: check(device, None, case, A)))
     print("\n".join(said))
     assert len(said) == len(chosen["options"]) > 1
+
+
+@pytest.mark.sanitizer
+@cases(
+    Case(F16, (24, 40), 136, beta=0, b="C16", rows=4, cols=4),
+    Case(BF16, (5, 7), 33, beta=0, rows=9, cols=7, batches=2, index=np.dtype(np.int64)),
+    Case(F16, (40, 16), 72, beta=0, b="F", c="F", rows=4, cols=4, transposed=True),
+    Case(F32, (20, 33), 40, beta=0, rows=4, cols=4),
+    Case(F64, (6, 3), 40, beta=0, rows=8, cols=50, transposed=True),
+)
+def test_infinity_and_nan_meet_no_zeros_of_any_copy(
+    case: Case, device: Device, chosen: Any, rng: np.random.Generator
+) -> None:
+    """They spread through stored blocks alone; a block that is stored twice is added up."""
+    device.needs("sm_90a")
+    A = matrix(rng, case)
+    M, outer = A.on(device), (case.batches,) if case.batches else ()
+    turned = matrix_of(A.dense.T, case.block) if case.transposed else A
+    K = case.block[1]
+    B = numbers(rng, (*outer, turned.shape[1], case.N or 0), case.dtype)
+    B[..., K + 1, 3], B[..., 2 * K, 5], B[..., 3 * K + 2, 7] = np.nan, np.inf, -np.inf
+    want = turned.times(B).astype(case.dtype)
+    assert not np.isfinite(want).all() and np.isfinite(want[..., 3]).any()
+
+    def checked() -> None:
+        out = device.lying(np.zeros_like(want), case.c)
+        bg.matmul(M.T if case.transposed else M, device.lying(B, case.b), out=out)
+        np.testing.assert_array_equal(device.asnumpy(out).astype(np.float64), want.astype(np.float64))
+
+    said = list(every_option(chosen, checked))
+    assert len(said) == len(chosen["options"]) > 1 and any(x.startswith("Filled") for x in said)
+
+
+def matrix_of(dense: np.ndarray[Any, Any], block: tuple[int, int]) -> Bsr:
+    """The blocks of a dense matrix that are not zero."""
+    (R, K), (M, N) = block, dense.shape
+    blocks = dense.reshape(M // R, R, N // K, K).swapaxes(1, 2)
+    rows, columns = blocks.any(axis=(2, 3)).nonzero()
+    return Bsr(blocks[rows, columns], columns, np.searchsorted(rows, np.arange(M // R + 1)), (M, N))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", [F16, F32, F64, np.dtype("F"), I8], ids=str)
+@pytest.mark.parametrize("N", [2, 16, 64, 130])
+def test_matrices_without_rows_columns_or_blocks(N: int, dtype: Any, arch: str, device: Device) -> None:
+    """Nothing is launched with a grid of no CTAs."""
+    device.needs(arch)
+    for block in ((2, 3), (16, 16), (24, 40)):
+        for rows, columns, beta in itertools.product((0, 3), (0, 4), (0, 3)):
+            shape = rows * block[0], columns * block[1]
+            A = bg.bsr_array(
+                tuple(
+                    device.asarray(x)
+                    for x in (np.zeros((0, *block), dtype), np.zeros(0, np.int32), np.zeros(rows + 1, np.int32))
+                ),
+                shape=shape,
+            )
+            for M, (high, wide) in ((A, shape), (A.T, shape[::-1])):
+                out = device.asarray(np.ones((high, N), dtype))
+                bg.matmul(M, device.asarray(np.ones((wide, N), dtype)), out=out, beta=beta)
+                assert (device.asnumpy(out) == beta).all()

@@ -18,9 +18,10 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._kernels.card import Card
 from bsrgemm._kernels.jit import MAX_GRID_YZ
-from bsrgemm._products import block_products, lists
+from bsrgemm._products import block_products, lists, sampled
 from bsrgemm._products.block_products import BlockProblem, BlockProductsSm90
 from bsrgemm._products.lists import SampledTiles
+from bsrgemm._products.sampled_dense import SampledDense
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
 from ..devices import Device
@@ -28,6 +29,12 @@ from .products import BF16, F16, F32, numbers
 from .tile_lists import tiles
 
 ONE, LISTED, COPY = "block_products_sm90", "sampled_tiles", "rearrange"
+
+
+@pytest.fixture(autouse=True)
+def never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patterns are too small for a dense product, or too many of their blocks are stored."""
+    monkeypatch.setattr(SampledDense, "served", False)
 
 
 @pytest.fixture
@@ -295,7 +302,7 @@ def test_the_second_product_with_a_pattern_makes_a_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device.needs("sm_90a")
-    monkeypatch.setattr(block_products, "_COPY_RATE", 1e-30)
+    monkeypatch.setattr(sampled, "_COPY_RATE", 1e-30)
     one = Sampling(device, rng, block)
     found = [one.check(orders, dtype) for _ in range(4)]
     assert found == [[ONE], [LISTED, ONE], [], []]
@@ -347,7 +354,7 @@ def test_operands_of_a_large_product_are_copied_only_where_blocks_are_small(bloc
     R, N = block
     rows, columns = 28672 // R, 4096 // N
     problem = BlockProblem("sm_90a", F16, F16, F16, R, 8192, N, orders[1], x_order=orders[0])
-    found = block_products._as_read(problem, (rows * columns // 4,) * 2 + (rows, columns), Card("sm_90a", 132))
+    found = sampled._as_read(problem, (rows * columns // 4,) * 2 + (rows, columns), Card("sm_90a", 132))
     assert (found.x_order, found.order) == tuple(read)
 
 

@@ -16,6 +16,7 @@ from bsrgemm._products import lists, work_list
 from bsrgemm._products.work_list import Groups, Items, Pattern, Share
 
 from ..devices import Device
+from ..products.row_shares import long_rows, shares
 
 
 @pytest.fixture(autouse=True)
@@ -288,7 +289,7 @@ def test_as_many_items_as_one_cta_sorts_and_one_more(device: Device, rng: np.ran
 # ------------------------------------------------------------------------------------------------- rows
 def assert_rows(device: Device, indptr: Any, blocks: int, longest: int, piece: int, count: int) -> None:
     got, bounds = lists.row_shares(device.asarray(indptr), blocks, longest, piece, count)
-    want = work_list.long_rows(HOST, indptr, blocks, longest, piece)
+    want = long_rows(indptr, blocks, longest, piece)
     pieces = int(want.count[0])
     assert got.bound == want.bound
     for name, wanted in (("count", want.count), ("pieces", want.pieces[:pieces]), ("parents", want.parents[:pieces])):
@@ -297,7 +298,7 @@ def assert_rows(device: Device, indptr: Any, blocks: int, longest: int, piece: i
         assert found.dtype == np.int32
     assert (bounds is None) == (count == 0)
     if bounds is not None:
-        np.testing.assert_array_equal(device.asnumpy(bounds), work_list.shares(HOST, indptr, longest, count))
+        np.testing.assert_array_equal(device.asnumpy(bounds), shares(indptr, longest, count))
 
 
 @pytest.mark.races

@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.base import Blocks
 from bsrgemm._batch import _block_diagonal
-from bsrgemm.linalg import aggregation, batched, krylov, multigrid, operators, smoothers, steps
+from bsrgemm.linalg import aggregation, batched, krylov, multigrid, operators, smoothers, steps, systems
 from bsrgemm.linalg.graphs import iterations_left
 
 from .. import fake_device
@@ -50,19 +50,19 @@ def test_norms_are_too_small_below_the_root_of_the_smallest_number(dtype: str) -
     def counts(chosen: Any) -> Any:
         return chosen.sum(axis=0)
 
-    operators.check_norms(np.array([least, 0]), b, 0.0, counts)  # zeros have no norm
-    operators.check_norms(np.array([below, 0]), b, least, counts)  # nothing is to be done for so small a norm
-    operators.check_norms(np.array([below, below]), 0 * b, 0.0, counts)
+    systems.check_norms(np.array([least, 0]), b, 0.0, counts)  # zeros have no norm
+    systems.check_norms(np.array([below, 0]), b, least, counts)  # nothing is to be done for so small a norm
+    systems.check_norms(np.array([below, below]), 0 * b, 0.0, counts)
     for atol in (0.0, below):
         with pytest.raises(ValueError, match=f"b: its squares underflow in {dtype}; scale b up, and x down"):
-            operators.check_norms(np.array([below, 0]), b, atol, counts)
+            systems.check_norms(np.array([below, 0]), b, atol, counts)
         with pytest.raises(ValueError, match="underflow"):
-            operators.check_norms(np.array([1.0, below]), b[:, ::-1], atol, counts)
+            systems.check_norms(np.array([1.0, below]), b[:, ::-1], atol, counts)
     with pytest.raises(ValueError, match=f"b: its squares overflow in {dtype}; scale b down, and x up"):
-        operators.check_norms(np.array([1.0, math.inf]), b, 0.0, counts)
+        systems.check_norms(np.array([1.0, math.inf]), b, 0.0, counts)
     for wrong in (math.inf, -math.inf, math.nan):
         with pytest.raises(ValueError, match="b: wanted finite numbers, got NaN or infinity"):
-            operators.check_norms(np.array([1.0, math.inf]), b + wrong, 0.0, counts)
+            systems.check_norms(np.array([1.0, math.inf]), b + wrong, 0.0, counts)
 
 
 def test_what_keeps_conjugate_gradients_from_going_on_is_told_by_column() -> None:
@@ -122,8 +122,8 @@ def test_a_solver_starts_again_three_times(kind: str, monkeypatch: pytest.Monkey
             linalg.cg(A, b, rtol=1e-9, maxiter=10_000)
         assert len(made) == 1 + 3
         return
-    residual = batched._Systems.residual
-    monkeypatch.setattr(batched._Systems, "residual", lambda self: (made.append(1), residual(self))[1])
+    residual = batched.BatchSystem.residual
+    monkeypatch.setattr(batched.BatchSystem, "residual", lambda self: (made.append(1), residual(self))[1])
     with pytest.warns(linalg.SolverWarning, match="1 of 1 systems are not solved"):
         linalg.cg(bg.bsr_batch([A]), b[None], rtol=1e-9, maxiter=10_000)
     assert len(made) == 1 + 3 + 1  # the last one tells
@@ -141,13 +141,13 @@ def test_so_many_iterations_are_made_and_no_more(method: str, maxiter: int) -> N
 
 def test_ten_iterations_for_each_row_are_the_most_by_default() -> None:
     A, b = hermitian(6), numbers(6)
-    s = krylov._System("cg", A, b, None, 1e-5, 0.5, None, None)
+    s = systems.System("cg", A, b, None, 1e-5, 0.5, None, None)
     assert s.maxiter == 60 and s.rows == 6
     np.testing.assert_allclose(s.enough, max(1e-5 * np.linalg.norm(b), 0.5))
-    assert krylov._System("cg", A, b, None, 0.5, 1e-9, 3, None).maxiter == 3
-    np.testing.assert_allclose(krylov._System("cg", A, b, None, 0.5, 1e-9, 3, None).enough, 0.5 * np.linalg.norm(b))
+    assert systems.System("cg", A, b, None, 0.5, 1e-9, 3, None).maxiter == 3
+    np.testing.assert_allclose(systems.System("cg", A, b, None, 0.5, 1e-9, 3, None).enough, 0.5 * np.linalg.norm(b))
     batch = bg.bsr_batch([A, A])
-    assert batched._Systems(batch, np.ones((2, 6)), None, (1e-5, 0.0), None, None).maxiter == 60
+    assert batched.BatchSystem("cg", batch, np.ones((2, 6)), None, 1e-5, 0.0, None, None).maxiter == 60
 
 
 @pytest.mark.parametrize("restart", [None, 1, 3, 500])
@@ -189,7 +189,7 @@ def test_gmres_keeps_the_results_of_a_narrower_preconditioner(dtype: str) -> Non
 
 def test_hermitian_matrices_differ_by_less_than_the_cube_root_of_the_rounding_unit() -> None:
     b = np.ones(2)
-    s = krylov._System("minres", np.eye(2), b, None, 1e-5, 0.0, None, None)
+    s = systems.System("minres", np.eye(2), b, None, 1e-5, 0.0, None, None)
     bound = np.cbrt(np.finfo(np.float64).eps)
     for factor, right in ((0.9, True), (1.1, False)):
         # |F b|^2 is that of F b, and b F F b has the skew part with the other sign
@@ -206,7 +206,7 @@ def test_hermitian_matrices_differ_by_less_than_the_cube_root_of_the_rounding_un
 
 def test_bounds_of_solved_columns_are_rounded_down() -> None:
     A, b = hermitian(6), numbers((6, 3))
-    s = krylov._System("cg", A, b, None, 1e-5, 0.0, None, None)
+    s = systems.System("cg", A, b, None, 1e-5, 0.0, None, None)
     step = steps.Conjugate(s)
     step.watch([3.0, 1.0, np.nextafter(1.0, 0)], [1.0, 1.0, 1.0])
     assert (step._enough < 1).all() and (np.nextafter(step._enough, 2) == 1).all()

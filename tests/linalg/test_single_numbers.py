@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
-from bsrgemm.linalg import aggregation, krylov, multigrid, operators, ordering
+from bsrgemm.linalg import aggregation, krylov, multigrid, operators, ordering, systems
 from bsrgemm.linalg.steps import FACTOR_IS_ZERO, Biconjugate, Conjugate, MinimalResidual
 
 from .. import fake_device
@@ -73,7 +73,7 @@ def test_one_column_that_is_not_solved_is_told(method: str) -> None:
 def test_a_column_with_nan_does_not_pass_for_one_that_overflows() -> None:
     b = np.array([[1.0, math.nan, 1.0]])
     with pytest.raises(ValueError, match="b: wanted finite numbers, got NaN or infinity"):
-        operators.check_norms(np.array([1.0, math.nan, 1.0]), b, 0.0, lambda chosen: chosen.sum(axis=0))
+        systems.check_norms(np.array([1.0, math.nan, 1.0]), b, 0.0, lambda chosen: chosen.sum(axis=0))
 
 
 def test_verdicts_are_over_all_columns() -> None:

@@ -2,14 +2,14 @@
 
 Errors are made one at a time in a copy of the tree, by rule. For each, the tests that execute the changed line run
 until the first failure. An error that makes an import or a compilation fail is not counted, and another one is drawn.
-Printed are those that no test noticed; some of them change no result, which only a reader can tell.
+Printed are those that no test noticed; some of them change no result, which only a reader can tell. With ``--at-once``
+several errors are tried at a time, each in a copy of its own; the errors and what is said of them stay the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
-import difflib
 import json
 import os
 import py_compile
@@ -19,13 +19,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import unified_diff
 from fnmatch import fnmatch
 from functools import cache
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from bsrgemm._kernels import sources
@@ -188,30 +193,56 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--paths", nargs="+", default=["bsrgemm", "cuda"], help="files and folders; default: all")
     parser.add_argument("--tests", nargs="+", help="these files of tests in place of those of the sources")
     parser.add_argument("--workers", default="auto", help="processes of pytest in the run without errors")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="errors that are tried at a time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where what was found is written, too")
     options = parser.parse_args(arguments)
     candidates = drawn(root, files(root, options.paths), random.Random(options.seed))
-    errors = [error for error, _ in zip(candidates, range(2 * options.count), strict=False)]  # some are trivial
-    outcomes = Counter[str]()
+    errors = list(islice(candidates, 2 * options.count))  # some are trivial
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        copy = Copy(root, Path(folder))
+        copies = SimpleQueue[Copy]()
+        for number in range(options.at_once):
+            copies.put(Copy(root, Path(folder) / str(number)))
         files_of = {file: options.tests or tests_of(root, file) for file in {error.file for error in errors}}
         wanted = {error: places(root, error) for error in errors}
         every = list(dict.fromkeys(name for names in files_of.values() for name in names))
         print(f"without errors: {len(every)} files of tests", flush=True)
+        copy = copies.get()
         tests = copy.passing(every, set[str]().union(*wanted.values()), options.workers)
         if not tests:
             raise SystemExit(f"no test passes without errors: {copy.asked.with_suffix('.log').read_text()[-2000:]}")
-        for error in errors:
-            if outcomes["noticed"] + outcomes["survived"] == options.count:
-                break
+        copies.put(copy)
+
+        def tried(error: rules.Error) -> dict[str, Any]:
             able = [t for t in tests if t.name.split("::")[0] in files_of[error.file] and t.seen & wanted[error]]
-            outcome, by = copy.tried(error, ordered(able, error.file)) if able else ("survived", "no test executes it")
-            outcomes[outcome] += 1
-            print(f"{outcome}: {error.file}:{error.lines[0]}, {error.rule}: {by}", flush=True)
-            if outcome == "survived":
-                text = (root / error.file).read_text(encoding="utf-8")
-                old, new = (x.splitlines() for x in (text, error.applied(text)))
-                print("\n".join(difflib.unified_diff(old, new, error.file, error.file, n=2, lineterm="")), flush=True)
+            outcome, by, start = "survived", "no test executes it", time.monotonic()
+            if able:
+                copy = copies.get()
+                outcome, by = copy.tried(error, ordered(able, error.file))
+                copies.put(copy)
+            text, seconds = (root / error.file).read_text(encoding="utf-8"), time.monotonic() - start
+            old, new = (x.splitlines() for x in (text, error.applied(text)))
+            difference = list(unified_diff(old, new, error.file, error.file, n=2, lineterm=""))
+            return {
+                "outcome": outcome, "file": error.file, "line": error.lines[0], "rule": error.rule, "by": by,
+                "seconds": round(seconds, 1), "difference": difference,
+            }  # fmt: skip
+
+        with ThreadPoolExecutor(options.at_once) as pool:
+            left = iter(errors)
+            running = deque(pool.submit(tried, error) for error in islice(left, options.count))
+            while running:
+                one = running.popleft().result()
+                found.append(one)
+                print("{outcome}: {file}:{line}, {rule}: {by}".format_map(one), flush=True)
+                if one["outcome"] == "survived":
+                    print("\n".join(one["difference"]), flush=True)
+                elif one["outcome"] == "trivial":
+                    running.extend(pool.submit(tried, error) for error in islice(left, 1))
+    outcomes = Counter(one["outcome"] for one in found)
+    if options.json is not None:
+        asked = {"seed": options.seed, "count": options.count, "paths": options.paths}
+        options.json.write_text(json.dumps(asked | {"outcomes": outcomes, "errors": found}, indent=1))
     print(f"{outcomes['noticed'] + outcomes['survived']} errors, {outcomes['survived']} of them not noticed")
     return 1 if outcomes["survived"] else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,20 @@ def test_good():
 """
 
 
-def test_errors_in_tested_lines_are_noticed_and_others_survive(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_errors_in_tested_lines_are_noticed_and_others_survive(at_once: str, tmp_path: Path, capsys: Any) -> None:
     plugin = {f"tests/mutation/{p.name}": p.read_text() for p in Path(__file__).parent.glob("[!t]*.py")}
     texts = {"bsrgemm/module.py": MODULE, "tests/test_module.py": TESTS, "tests/__init__.py": "", "pyproject.toml": ""}
     for name, text in (texts | {"bsrgemm/__init__.py": ""} | plugin).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    assert main(["--count", "9", "--tests", "tests/test_module.py", "--workers", "0"], tmp_path) == 1
+    asked = ["--count", "9", "--tests", "tests/test_module.py", "--workers", "0", "--at-once", at_once]
+    assert main([*asked, "--json", str(tmp_path / "found.json")], tmp_path) == 1
     said = capsys.readouterr().out
     assert "noticed: bsrgemm/module.py:3, operator: tests/test_module.py::test_good" in said
     assert "survived: bsrgemm/module.py:11, operator: no test executes it" in said
     assert "survived: bsrgemm/module.py:7, " in said and said.endswith("3 errors, 2 of them not noticed\n")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [x["outcome"] for x in found["errors"]].count("survived") == found["outcomes"]["survived"] == 2
+    assert all(f"{x['outcome']}: {x['file']}:{x['line']}, {x['rule']}: {x['by']}\n" in said for x in found["errors"])

@@ -14,7 +14,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import block_products, lists, spgemm_pattern
+from bsrgemm._products import block_products, lists, sampled, spgemm_pattern
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products import host as products_host
 from bsrgemm._products.engine import ProductEngine
@@ -147,18 +147,19 @@ def test_a_transposed_copy_is_kept_and_its_values_follow(index: Any) -> None:
 def test_blocks_of_a_product_are_numbered_with_31_bits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their rows, and the rows and columns of dense operands, are fewer than 2**31; all others go to other kernels."""
     device.needs("sm_80")
-    assert block_products._MOST == 2**31
+    assert block_products.MOST == 2**31
     a, one = device.asarray(np.ones((2, 64, 64), "e")), device.asarray(np.zeros(1, np.int64))
     X, indptr = device.asarray(np.ones((128, 64), "e")), device.asarray(np.array([0, 1, 1], np.int32))
     small, index = device.asarray(np.ones((64, 64), "e")), device.asarray(np.zeros(1, np.int32))
     for most, served in ((129, True), (128, False)):
-        monkeypatch.setattr(block_products, "_MOST", most)
+        for module in (block_products, sampled):
+            monkeypatch.setattr(module, "MOST", most)
         for left, right in ((a, a[:1]), (a[:1], a)):
             found = block_products.pair_products(left, one, right, one, one, np.dtype("e"))
             assert (found is not None) == served
         dtype = np.dtype("e")
-        assert (block_products.sampled(X, small, index, indptr, (64, 64), dtype) is not None) == served
-        assert (block_products.sampled(small, X.T, index, indptr[:2], (64, 64), dtype) is not None) == served
+        assert (sampled.sampled_launch(X, small, index, indptr, (64, 64), dtype) is not None) == served
+        assert (sampled.sampled_launch(small, X.T, index, indptr[:2], (64, 64), dtype) is not None) == served
 
 
 def test_lists_and_pairs_are_numbered_with_31_bits() -> None:

@@ -20,6 +20,7 @@ from bsrgemm._products.operand import operand_of
 from bsrgemm._products.work_list import Pattern, Share
 
 from ..devices import Device
+from .row_shares import long_rows, shares
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2)]
 SHARES = [Share(64, 1, 9), Share(64, 1, 40), Share(64, 3, 9), Share(16, 1, 9)]
@@ -75,14 +76,14 @@ def test_long_rows_and_shares_are_those_of_their_own_limit(A: Any) -> None:
     indptr = A.indptr.get()
     for longest, count in itertools.product((2, 5, 30), (1, 3, 7)):
         for piece in (longest, 2 * longest, 2 * longest):
-            want = work_list.long_rows(HOST, indptr, operand.blocks, longest, piece)
-            rows, shares = operand.row_shares(64, False, longest, piece, count)
+            want = long_rows(indptr, operand.blocks, longest, piece)
+            rows, bounds = operand.row_shares(64, False, longest, piece, count)
             found, pieces = host(rows), int(want.count[0])
             assert int(found.count[0]) == pieces
             assert np.array_equal(found.pieces[:pieces], want.pieces[:pieces])
             assert np.array_equal(found.parents[:pieces], want.parents[:pieces])
             assert operand.row_shares(64, False, longest, piece, 0)[1] is None
-            assert np.array_equal(host(shares), work_list.shares(HOST, indptr, longest, count))
+            assert np.array_equal(host(bounds), shares(indptr, longest, count))
 
 
 def test_threads_that_make_the_same_thing_at_once_share_one(A: Any) -> None:

@@ -97,7 +97,7 @@ COMPLEX = replace(USUAL, arch="sm_80", types=types(C64, C64, C64, C64, np.dtype(
     [
         ({}, True),
         ({"arch": "sm_75"}, False),
-        ({"N": 63}, False),
+        ({"line": 144}, False),
         ({"R": 24}, False),
         ({"K": 12}, False),
         ({"transposed": True}, True),

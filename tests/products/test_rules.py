@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import card, element_types
 from bsrgemm._kernels.card import Card
-from bsrgemm._products import gemm_sm80, spmm, tuned, work_list
+from bsrgemm._products import gemm_sm80, spmm, tuned
 from bsrgemm._products.block_products import SpgemmSimt
 from bsrgemm._products.call import Problem
 from bsrgemm._products.gemm_simt import GemmSimt, Spmv
@@ -217,46 +216,6 @@ def test_a_measured_choice_is_for_one_problem_in_every_field(name: str) -> None:
     other = OTHERS.get(name, (not value) if isinstance(value, bool) else value + 1 if isinstance(value, int) else None)
     assert other is not None and other != value
     assert tuned.signature(replace(usual, **{name: other})) != tuned.signature(usual)
-
-
-# ------------------------------------------------------------------------------------------------- work lists
-@pytest.mark.parametrize(
-    "indptr",
-    [
-        [0, 900, 20, 30, 40],
-        [0, -50, 5, 40, 40],
-        [-7, 10, 35, 20, 1000],
-        [2**31 - 1, 0, 0, 0, 40],
-        [0, 0, 40, 40, 10**6],
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("piece", [8, 20])
-def test_pieces_of_long_rows_stay_inside_the_blocks_whatever_indptr_holds(indptr: list[int], piece: int) -> None:
-    """A kernel reads the blocks that the pieces name; a user may have spoiled the index pointer."""
-    blocks = 40
-    found = work_list.long_rows(HOST, np.array(indptr, np.int32), blocks, 8, piece)
-    count = int(found.count[0])
-    assert 0 <= count <= found.bound == len(found.pieces)
-    row, first, last, _ = found.pieces[:count].T
-    assert (row >= 0).all() and (row < len(indptr) - 1).all()
-    assert (first >= 0).all() and (last <= blocks).all() and (last - first <= piece).all()
-
-
-@pytest.mark.parametrize("piece", [8, 10, 20])
-def test_pieces_of_long_rows_cover_them_once(piece: int) -> None:
-    indptr = np.array([0, 3, 25, 25, 33, 50], np.int32)
-    found = work_list.long_rows(HOST, indptr, 50, 8, piece)
-    count = int(found.count[0])
-    covered = [(int(r), list(range(a, b))) for r, a, b, _ in found.pieces[:count].tolist()]
-    for row, (start, stop) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
-        mine = [block for r, some in covered if r == row for block in some]
-        assert mine == (list(range(start, stop)) if stop - start > 8 else [])
-    within = found.pieces[:count, 3]
-    parents = found.parents[:count]
-    np.testing.assert_array_equal(parents[:, 0], np.arange(count) - within)
-    counts = [-(-n // piece) for n in (22, 17)]  # pieces of the two long rows
-    np.testing.assert_array_equal(parents[:, 1], np.repeat(counts, counts))
 
 
 # ------------------------------------------------------------------------------------------------- grids

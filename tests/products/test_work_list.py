@@ -91,7 +91,6 @@ def test_a_long_row_is_cut_to_a_fair_share() -> None:
     items = work_list.split(HOST, groups, Share(128, 1, 100))
     lengths = [last - first for _, first, last, _ in items.items[: int(items.count[0])].tolist()]
     assert max(lengths) <= 1.15 * len(indices) / 100 + 1
-    assert work_list.describe(groups, items)["items"] == len(lengths)
     assert not work_list.may_split(groups, pattern, Share(128, 64, 8))  # eight CTAs have work enough
 
 
@@ -128,16 +127,6 @@ def test_entries_come_by_column_with_duplicates_and_blocks_outside_on_their_own(
     assert groups.columns.tolist() == [0, 2, 2, 1, 3, 3]
     assert groups.blocks.reshape(-1, 2).tolist() == [[3, -1], [4, 0], [-1, 1], [-1, 5], [2, -1], [-1, -1]]
     assert work_list.whole(HOST, groups).items.tolist() == [[0, 0, 3, -1], [1, 3, 4, -1]]
-
-
-def test_statistics_of_a_work_list_for_people() -> None:
-    pattern = Pattern(np.array([0, 1, 1], np.int32), np.array([0, 2, 3], np.int32), 2, 2, False)
-    groups = work_list.merged(HOST, pattern, 1, 2)
-    found = work_list.describe(groups, work_list.whole(HOST, groups))
-    assert found == {"groups": 1, "entries": 2, "filled": 0.75, "items": 1}
-    nothing = work_list.merged(HOST, Pattern(pattern.indices[:0], pattern.indptr * 0, 2, 2, False), 1, 2)
-    found = work_list.describe(nothing, work_list.whole(HOST, nothing))
-    assert found == {"groups": 1, "entries": 0, "filled": 1.0, "items": 1}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,12 @@ CACHES: dict[str, dict[str, str]] = {
     },
     "_backend/device_arrays.py": {"_function": "the kernel and the device"},
     "_array/arrays.py": {"_public": "array or matrix", "_leaves": "backend, array or matrix"},
-    "_products/arguments.py": {"product": "the type of sums", "gemm_sm80": "the type of sums", "gemm_sm90": "nothing"},
+    "_products/arguments.py": {
+        "product": "the type of sums",
+        "mend": "the type of sums",
+        "gemm_sm80": "the type of sums",
+        "gemm_sm90": "nothing",
+    },
     "_products/call.py": {
         "UnlistedPattern._whole": "the pattern of one plan, which refuses index arrays that were written to"
     },
@@ -92,6 +97,7 @@ CACHES: dict[str, dict[str, str]] = {
         "Operand.wide": "the arrays, and which of the real matrices it is",
     },
     "_products/prepared.py": {"fastest": "the problem and the card"},
+    "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
     "_products/spmm.py": {
         "spmm_small": "types, sizes and layout",
         "spmm_staged": "types, sizes and shared memory",

@@ -21,7 +21,6 @@ MOST_LINES = 500
 MOST_LINES_OF_A_FUNCTION = 80
 #: Files that were longer when the limit came to count code alone: they may shrink and not grow. No file is added here.
 LONGER = {
-    "bsrgemm/_cli/verify.py": 532,
     "cuda/attention_sm90.cu": 544,
     "cuda/decode.cu": 553,
     "cuda/gemm_sm90.cu": 579,

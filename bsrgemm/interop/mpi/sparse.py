@@ -82,9 +82,9 @@ class Halo:
             len(ghosts),
         )
 
-    def fetch(self, x: Array, width: int | None = None) -> tuple[Exchange, Array]:
+    def fetch(self, x: Array) -> tuple[Exchange, Array]:
         """Start to bring the ghosts of x, (n * width,) or (n * width, k); the second array is filled after a wait."""
-        width, xp = width or self.width, self.backend.xp
+        width, xp = self.width, self.backend.xp
         # NumPy keeps the order of x in memory, which may be that of Fortran.
         packed = xp.ascontiguousarray(x.reshape(len(x) // width, width, *x.shape[1:])[self.index])
         ghosts = xp.empty((self.count, width, *x.shape[1:]), x.dtype)
@@ -94,9 +94,9 @@ class Halo:
         )
         return under_way, ghosts.reshape(self.count * width, *x.shape[1:])
 
-    def give_back(self, ghosts: Array, width: int | None = None) -> tuple[Exchange, Array]:
+    def give_back(self, ghosts: Array) -> tuple[Exchange, Array]:
         """Start to send numbers of the ghosts to their ranks; the second array, one part for each of `index`, comes."""
-        width, xp = width or self.width, self.backend.xp
+        width, xp = self.width, self.backend.xp
         packed = xp.ascontiguousarray(ghosts).reshape(self.count, width, *ghosts.shape[1:])
         coming = xp.empty((len(self.index), width, *ghosts.shape[1:]), ghosts.dtype)
         under_way = self.comm.exchange(

@@ -1,0 +1,133 @@
+"""Sampled products as dense ones, of which the blocks of the pattern are taken: for small, odd and many blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from .._backend.base import Array
+from .._kernels.card import Card, card
+from .._kernels.element_types import BYTES, types
+from .._kernels.launch import Chain
+from .._kernels.rearrange import Lie, Rearrange
+from ..dtypes import accumulator_dtype
+from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90
+from .call import Problem, order_of
+from .costs import H200, memory
+from .dense import Dense
+from .filled import filled
+from .operand import Kind, Operand
+from .prepared import RealViews, options
+from .sampled import SampledLaunch
+
+#: Microseconds of a launch that copies, and the share of the bandwidth that it reaches, as in `prepared.Copied`.
+_LAUNCH, _COPY_RATE = 3.68, 0.58
+#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.
+_OF_A_BLOCK, _OF_ALL = 2.3e9, 8e11
+#: Bytes of the copy of X and of the dense product together.
+_MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class SampledDense:
+    """``X @ Y`` in full, then its blocks: X is copied into one block row, as a filled matrix is."""
+
+    problem: Problem
+    block: tuple[int, int]
+    blocks: int
+    #: dtypes of the operands and of the result
+    dtypes: tuple[Any, Any, Any]
+
+    @classmethod
+    def of(cls, X: Array, Y: Array, operand: Operand, block: tuple[int, int], dtype: Any, tf32: bool) -> SampledDense:
+        """The product for some operands and the pattern of a matrix."""
+        acc = accumulator_dtype(dtype)
+        names = types(X.dtype, Y.dtype, np.dtype(dtype), acc, np.dtype(np.int32))
+        lie = Lie.in_order(np.dtype(dtype), (X.shape[0], Y.shape[1]))
+        (M, K), N = X.shape, Y.shape[1]
+        problem = Problem(
+            card().arch, names, M, K, N, batches=1, block_rows=1, block_cols=1, blocks=1, transposed=False,
+            b_order=order_of(Y), c_order=order_of(lie), overwrite=True, aligned=True, tf32=tf32,
+        )  # fmt: skip
+        return cls(problem, block, operand.blocks, (X.dtype, Y.dtype, np.dtype(dtype)))
+
+    @property
+    def served(self) -> bool:
+        """Whether places are counted by 31 bits, and the memory is bounded."""
+        p, (a, c) = self.problem, self.sizes
+        places = p.R * (p.N // self.block[1])
+        return p.types.a == p.types.b and places < 2**31 and p.R * (p.K + 16) * a + p.R * p.N * c <= _MOST_BYTES
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of an element of X and of the result."""
+        return BYTES[self.problem.types.a], BYTES[self.problem.types.c]
+
+    def seconds(self, card: Card) -> float:
+        """The copy of X, the dense product, and the copy of its blocks."""
+        p, (a, c) = self.problem, self.sizes
+        moved = 2 * p.R * p.K * a + 2 * self.blocks * self.block[0] * self.block[1] * c
+        inner, kernel = _multiplying(p, card)
+        return kernel.seconds(inner, card) + 1e-6 * (2 * _LAUNCH + memory(card, moved) / _COPY_RATE)
+
+    def other_seconds(self, card: Card) -> float:
+        """The blocks alone, on the tensor cores if these can compute them, otherwise on the CUDA cores."""
+        p, (R, N) = self.problem, self.block
+        each = BlockProblem(p.arch, *self.dtypes, R, p.K, N, "F", p.tf32)
+        kernel = BlockProductsSm90.of(each) or BlockProductsSm80.of(each)
+        if kernel is not None:
+            return kernel.sampled_seconds(each, self.blocks, (p.R // R, p.N // N), card)
+        every = self.blocks * R * N * p.K
+        scale = card.multiprocessors * card.clock / (H200.multiprocessors * H200.clock)
+        return max(R * N * p.K / _OF_A_BLOCK * H200.clock / card.clock, every / _OF_ALL / scale) + 1e-5
+
+    def prepare(self, X: Array, Y: Array, operand: Operand, card: Card) -> SampledLaunch:
+        """What starts the product with operands like these."""
+        p, (R, C), (a, c) = self.problem, self.block, self.sizes
+        inner, kernel = _multiplying(p, card)
+        row, column = X.strides
+        wide, line = inner.K, inner.lines
+        parts = Lie(X.dtype, (inner.blocks, p.R, wide), (wide * column, row, column), X.data.ptr)
+        room = Lie.in_order(X.dtype, (inner.blocks, p.R, line))
+        copy = Rearrange.copying(parts, room)
+        data = Lie(X.dtype, (inner.blocks, p.R, wide), (p.R * line * a, line * a, a))
+        full = operand.derived(
+            data, cupy.arange(inner.blocks, dtype=np.int32),
+            cupy.arange(0, inner.blocks + 1, inner.blocks, dtype=np.int32), (p.R, p.K),
+        )  # fmt: skip
+        dtype = self.dtypes[2]
+        product = Lie.in_order(dtype, (p.R, p.N))
+        multiply = kernel.prepare(Kind(inner, full, Y, product, True), card)
+        places = operand.remembered(("places", R, C, p.N), lambda: _places(operand, R, p.N // C))
+        blocks = Lie(dtype, (p.R * (p.N // C), R, C), (C * c, p.N * c, c))
+        take = Rearrange.copying(blocks, Lie.in_order(dtype, (self.blocks, R, C)), places=places)
+
+        def start(arrays: Any) -> None:
+            left, right, out, copied, dense = arrays
+            copy.start((left, copied))
+            multiply.start((right, dense, copied), 1, 0)
+            take.start((dense, out))
+
+        chain = Chain([start], [(room.shape, room.dtype), (product.shape, dtype)])
+        return SampledLaunch(chain, (self.blocks, R, C), dtype, (X, Y), True)
+
+
+@lru_cache(maxsize=4096)
+def _multiplying(problem: Problem, card: Card) -> tuple[Problem, Dense]:
+    """The dense product with a copy of X, in lines of whole 16 bytes or not, and its fastest kernel."""
+    whole = filled(problem)
+    every = ((inner, kernel) for inner in dict.fromkeys((whole, replace(whole, line=0))) for kernel in options(inner))
+    found = (one for one in every if not isinstance(one[1], RealViews))  # which takes no copy of A
+    return min(found, key=lambda one: one[1].seconds(one[0], card))
+
+
+def _places(operand: Operand, R: int, columns: int) -> Array:
+    """Where each block begins in the dense product, in blocks; -1 for a column outside of the matrix."""
+    _, indices, indptr = operand.arrays
+    rows = operand.backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
+    inside = (indices >= 0) & (indices < columns)
+    return cupy.where(inside, rows * (R * columns) + indices, -1).astype(np.int32)
