@@ -116,7 +116,7 @@ def lines_of_a_head(k: Array, v: Array) -> int:
     found = set()
     for x in (k, v):
         line = x.shape[3] * x.itemsize
-        if (keys > 1 and x.strides[2] != line) or (x.shape[3] > 1 and x.strides[3] != x.itemsize):
+        if not line or (keys > 1 and x.strides[2] != line) or (x.shape[3] > 1 and x.strides[3] != x.itemsize):
             return 0
         steps = [x.strides[1]] * (heads > 1) + [x.strides[0] // heads] * (batches > 1)
         if any(step % line or step != steps[0] for step in steps) or (batches > 1 and x.strides[0] % heads):
