@@ -15,11 +15,11 @@ from ._attention.choose import ATTENTION
 from ._attention.decode_kernel import DECODE_KERNELS
 from ._backend.array_kernels import ARRAYS
 from ._kernels.kernel import Kernel
+from ._kernels.rearrange import Rearrange
 from ._products.block_products import BLOCKS
 from ._products.choice import DENSE
 from ._products.filled import Fill, Mend
 from ._products.lists import LISTS
-from ._products.rearrange import Rearrange
 from ._products.spgemm_pattern import SpgemmPattern
 
 KERNELS: tuple[type[Kernel], ...] = (

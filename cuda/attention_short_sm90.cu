@@ -18,12 +18,16 @@ constexpr int kScoreAccum = kTileK / 2, kWeightSteps = kTileK / 16;
 constexpr u32 kSlabQ = kTileQ * 128, kSlabK = kTileK * 128;
 static_assert(kHeadDim == kValueDim && kHeadDim % 64 == 0 && kTileK % 64 == 0, "whole slabs and products");
 static_assert(kScores == kPlain && sizeof(Element) == 2 && sizeof(Out) == 2, "scores need the scale alone");
-static_assert(kSlots % kShares == 0 && kSlots >= 2 * kShares, "a slot belongs to one share, which has two or more");
+static_assert(kSlots % kShares == 0, "a slot belongs to one share");
+// Whether the scores of a tile are computed beside the weighted values of the one before, which takes two slots, and
+// more than 128 registers for 128 columns.
+constexpr bool kBeside = kSlots >= 2 * kShares && (kHeadDim <= 64 || kThreads * CTAS < 512);
 constexpr f32 kMostSum = 16384.f;  // largest sum of a thread's weights of a row before the maximum is raised
 
 // What a warpgroup of a later share hands to the first one, in the memory of keys and values.
 struct Share {
-  f32 accum[kAccum][128], row_max_x[128], row_max_y[128], row_sum_x[128], row_sum_y[128];
+  static constexpr int kLanes = kShares > 1 ? 128 : 1;  // nothing is handed by one share
+  f32 accum[kAccum][kLanes], row_max_x[kLanes], row_max_y[kLanes], row_sum_x[kLanes], row_sum_y[kLanes];
 };
 struct alignas(1024) Shared {
   u8 q[kSlabs * kSlabQ];  // the queries, then the result before it is stored
@@ -98,8 +102,9 @@ __device__ __forceinline__ void copy_first(const AttentionSm90& problem, Shared&
 }
 
 // ---------------------------------------------------------------------------------------------------- the consumers
-// Scores of a tile of keys are issued together with the weighted values of the tile before, and weighed meanwhile. The
-// maximum is that of a row's first tile, unless weights become large: the result is as exact as with the true maximum.
+// Scores of a tile of keys are issued together with the weighted values of the tile before, and weighed meanwhile
+// (kBeside); without the slots or the registers for it other CTAs compute meanwhile. The maximum is that of a row's
+// first tile, unless weights become large: the result is as exact as with the true maximum.
 // 0 x Inf is NaN, so a value that is not finite also reaches queries that do not see it. Queries with a result that is
 // not finite are recomputed exactly by attend_row.
 struct Consumer {
@@ -221,14 +226,15 @@ struct Consumer {
 
   // One thread of a share copies into the slots whose keys and values were used one step ago.
   __device__ __forceinline__ void refill(int t) {
-    const int keys = t - kShares + kSlots, values = keys - kShares, count = x.last - x.first;
+    constexpr int kLater = kBeside ? kShares : 0;  // values are used that much later than keys
+    const int keys = t - kShares + kSlots, values = keys - kLater, count = x.last - x.first;
     if (rows == 0 && threadIdx.x % 128 < 32) {
       if (is_elected()) {
         if (t >= share + kShares && keys < count) {
           wait(shared.k_empty[keys % kSlots], parity<kSlots>(keys) ^ 1);
           copy_keys(problem, shared, x, keys);
         }
-        if (t >= share + 2 * kShares && values < count) {
+        if (t >= share + kShares + kLater && values < count) {
           wait(shared.v_empty[values % kSlots], parity<kSlots>(values) ^ 1);
           copy_values(problem, shared, x, values);
         }
@@ -247,11 +253,12 @@ struct Consumer {
     int t = share;
 #pragma unroll 1
     for (; t < count; t += kShares) {
+      if constexpr (kSlots < 2 * kShares) refill(t);  // the slot of these keys
       issue_scores(t);
-      if (t > share) issue_accum(t - kShares);
-      else wgmma_fence(), wgmma_commit();  // an empty group, so that the scores are the last but one
-      refill(t);
-      wgmma_wait<1>();
+      if (kBeside && t > share) issue_accum(t - kShares);
+      else if (kBeside) wgmma_fence(), wgmma_commit();  // an empty group, so that the scores are the last but one
+      if constexpr (kSlots >= 2 * kShares) refill(t);
+      wgmma_wait<kBeside ? 1 : 0>();
       settle(scores);
       release(shared.k_empty[t % kSlots]);
       hide(key_of(x, t));
@@ -264,13 +271,21 @@ struct Consumer {
         rescale = {rescale.x * by.x, rescale.y * by.y}, rescales = true;
       }
       row_sum = {fmaf(row_sum.x, rescale.x, added.x), fmaf(row_sum.y, rescale.y, added.y)};
-      wgmma_wait<0>();
-      settle(accum);
-      if (t > share) release(shared.v_empty[(t - kShares) % kSlots]);
+      if constexpr (kBeside) {
+        wgmma_wait<0>();
+        settle(accum);
+        if (t > share) release(shared.v_empty[(t - kShares) % kSlots]);
+      }
       take_weights();
       if (rescales) rescale_accum(rescale);
+      if constexpr (!kBeside) {
+        issue_accum(t);
+        wgmma_wait<0>();
+        settle(accum);
+        release(shared.v_empty[t % kSlots]);
+      }
     }
-    if (t > share) issue_accum(t - kShares);
+    if (kBeside && t > share) issue_accum(t - kShares);
     wgmma_wait<0>();
     settle(accum);
   }

@@ -36,7 +36,7 @@ struct Decode {
   const Element* v;     // (pages, kv_heads, page, kDv)
   Element* out;         // (batch, kv_heads * group, queries, kDv)
   f32* lse;             // (batch, kv_heads * group, queries), or null
-  const int* lengths;   // (batch,)
+  const int* lengths;   // (batch,); null: all have the capacity
   const int* table;     // (batch, table_width): pages of a sequence; null: page b holds all of sequence b
   const int* blocks;    // (batch, kv_heads, entries): blocks of keys that are read; null: all
   f32* partial;         // sums of splits, followed by their maxima and sums of weights
@@ -48,13 +48,14 @@ struct Decode {
   int capacity, pages, page, table_width;
   int entries, block_tiles;  // block_tiles: tiles of 16 keys in a block
   int left;                  // keys before its own position that a query sees; capacity or more: all of them
+  int right;                 // keys after it; not 0 only where a query sees all before
   int piece_tiles;           // a split has at least this many tiles, unless it is the only one
   f32 scale, softcap, inverse_softcap;  // scale and softcap times log2(e); 1 / (softcap * log2(e)); softcap 0: none
 };
 #ifdef DECODE_BYTES
 CHECK_LAYOUT(Decode, DECODE, (q)(k)(v)(out)(lse)(lengths)(table)(blocks)(partial)(arrived)(q_batch)(q_head)(q_row)(q_col)
              (out_batch)(out_head)(out_row)(out_col)(blocks_batch)(blocks_head)(blocks_entry)(kv_heads)(group)(queries)
-             (capacity)(pages)(page)(table_width)(entries)(block_tiles)(left)(piece_tiles)(scale)(softcap)
+             (capacity)(pages)(page)(table_width)(entries)(block_tiles)(left)(right)(piece_tiles)(scale)(softcap)
              (inverse_softcap))
 #endif
 
@@ -127,14 +128,21 @@ struct Shared {
 };
 
 // ---------------------------------------------------------------------------------- which keys
-// The keys that at least one query of sequence b sees, and the steps to them; positions are counted from the sequence's
-// first key.
+// Positions are counted from the sequence's first key.
+__device__ __forceinline__ int length_of(const Decode& p, int batch) {
+  return p.lengths ? min(max(p.lengths[batch], 0), p.capacity) : p.capacity;
+}
+// The last key that a query sees.
+__device__ __forceinline__ int last_key(const Decode& p, int length, int query) {
+  return min(length - p.queries + query + p.right, length - 1);
+}
+// The keys that at least one query of sequence b sees, and the steps to them.
 struct Keys {
   int length, begin, end;  // keys `begin` to `end` - 1 are seen by at least one query
   int steps;               // tiles, or entries of `blocks` times tiles of a block
 
   __device__ __forceinline__ Keys(const Decode& p, int batch) {
-    length = min(max(p.lengths[batch], 0), p.capacity);
+    length = length_of(p, batch);
     begin = max(length - p.queries - p.left, 0);
     end = length;
     steps = end <= begin ? 0 : p.blocks ? p.entries * p.block_tiles : (end + kKeys - 1) / kKeys - begin / kKeys;
@@ -197,9 +205,9 @@ struct Rows {
   f32 row_max[kSlabs][2], row_sum[kSlabs][2];  // of rows lane / 4 and 8 + lane / 4; row_sum is over this lane's keys
   int first;                      // the CTA's first row within the group
 
-  // The position among the keys of the query of a row.
+  // The last key that the query of a row sees.
   __device__ __forceinline__ int place(const Decode& p, const Keys& keys, int m, int half, u32 lane) const {
-    return keys.length - p.queries + (first + m * 16 + half * 8 + int(opaque(lane) / 4)) % p.queries;
+    return last_key(p, keys.length, (first + m * 16 + half * 8 + int(opaque(lane) / 4)) % p.queries);
   }
 
   // Loads rows from `first` on; rows beyond the last one are zeros.
@@ -349,6 +357,18 @@ struct Rows {
     }
   }
 
+  // Whether all values of a tile are finite.
+  static __device__ __forceinline__ bool are_finite(const u8* values, u32 lane) {
+    constexpr u32 kExponent = Same<Element, f16>::value ? 0x7c00u : 0x7f80u;
+    const auto is_bad = [](u32 x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
+    bool bad = false;
+#pragma unroll
+    for (u32 i = lane; i < Tile<kDv>::kBytes / 16; i += 32) {
+      const uint4 x = reinterpret_cast<const uint4*>(values)[i];
+      bad |= is_bad(x.x) || is_bad(x.y) || is_bad(x.z) || is_bad(x.w);
+    }
+    return !__any_sync(kAll, bad);
+  }
   // The same for queries that see different keys of the tile: one query after the other, with zeros for the values that
   // it does not see, since 0 x NaN is NaN.
   __device__ __forceinline__ void multiply_values_apart(const Decode& p, const Keys& keys,
@@ -410,6 +430,9 @@ struct Rows {
 __device__ __forceinline__ void finish(const Decode& p, int batch, int head, int row, int column, const f32 (&sum)[4],
                                        f32 maximum, f32 total) {
   const i64 q_head = i64(head) * p.group + row / p.queries, query = row % p.queries;
+  // Without a weight, a query that sees keys has no softmax. Whether it sees a key of the listed blocks is not known.
+  const bool sees = total == 0 && !p.blocks && last_key(p, length_of(p, batch), query) >= 0;
+  if (sees) total = maximum = __uint_as_float(0x7fffffffu);
   const f32 inverse = total == 0 ? 0.f : 1.f / total;
   Element* to = p.out + batch * p.out_batch + q_head * p.out_head + query * p.out_row + column * p.out_col;
 #pragma unroll
@@ -572,7 +595,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copier.copy_values(i);
   }
   // Scores, weights and values of one tile after the other; its stage is filled again at once.
-  const int seen_from = keys.length - 1 - p.left, seen_to = keys.length - p.queries;  // keys that all queries see
+  const int seen_from = keys.length - 1 - p.left, seen_to = last_key(p, keys.length, 0);  // keys that all see
+  // Where weights of hidden keys meet values that are not finite, each query is multiplied by itself. A decode does so
+  // wherever queries differ, which keeps the order of its sums.
+  const bool differ = p.queries > 1 && p.right < p.queries - 1;
   u32 stage = 0;
 #pragma unroll 1
   for (int i = 0; i < count; ++i) {
@@ -590,7 +616,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2) decode(const __grid_co
     copy_wait<2 * kStages - 1>();
     __syncwarp();
     if (key >= 0) {
-      if (masked && p.queries > 1)
+      const u8* values = shared.tiles[warp][stage] + Tile<kD>::kBytes;
+      if (masked && differ && (p.lengths || !own.are_finite(values, lane)))
         own.multiply_values_apart(p, keys, scores, tile + Tile<kD>::kBytes, key, lane);
       else
         own.multiply_values(scores, tile + Tile<kD>::kBytes, lane);

@@ -37,7 +37,8 @@ DECODE = Struct(
         *fields("P", "q k v out lse lengths table blocks partial arrived"),
         *fields("q", "q_batch q_head q_row q_col out_batch out_head out_row out_col"),
         *fields("q", "blocks_batch blocks_head blocks_entry"),
-        *fields("i", "kv_heads group queries capacity pages page table_width entries block_tiles left piece_tiles"),
+        *fields("i", "kv_heads group queries capacity pages page table_width entries block_tiles left right"),
+        *fields("i", "piece_tiles"),
         *fields("f", "scale softcap inverse_softcap"),
     ),
 )

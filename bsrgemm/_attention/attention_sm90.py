@@ -38,8 +38,12 @@ SHORT_SHAPES: dict[int, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] 
     64: ((132, (64, 2, 4, 2, 64)), (792, (64, 1, 2, 3, 128)), (1056, (128, 1, 4, 2, 64))),
     128: ((132, (64, 2, 4, 1, 64)), (264, (64, 1, 2, 2, 64))),
 }
-#: The same for fewer keys and heads of 64 columns.
-_SHORTER_SHAPES = ((264, (128, 1, 4, 2, 64)),)
+#: Columns of a head -> (most keys, shape of AttentionShort), for any number of tiles, and causal or with a window, too.
+#: With one tile of keys, more CTAs have more bytes under way; longer sequences read theirs once for 128 queries.
+SHORTER_SHAPES: dict[int, tuple[tuple[int, tuple[int, int, int, int, int]], ...]] = {
+    64: ((64, (64, 1, 1, 5, 64)), (SHORT_KEYS // 2, (128, 1, 4, 2, 64))),
+    128: ((64, (64, 1, 1, 4, 64)), (SHORT_KEYS // 2, (128, 1, 2, 2, 64))),
+}
 
 
 @dataclass(frozen=True)
@@ -278,9 +282,9 @@ class AttentionShort(
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionShort]:
-        for dtype, (head_dim, short) in itertools.product(_halves(dtypes), SHORT_SHAPES.items()):
-            for _, tile in short:
-                yield cls(dtype, head_dim, *tile)
+        for dtype, head_dim in itertools.product(_halves(dtypes), SHORT_SHAPES):
+            tiles = (tile for _, tile in (*SHORT_SHAPES[head_dim], *SHORTER_SHAPES[head_dim]))
+            yield from (cls(dtype, head_dim, *tile) for tile in dict.fromkeys(tiles))
 
     def grid(self, call: AttentionCall, tiles: int, card: Card) -> tuple[int, ...]:
         """CTAs find their tile by the place in the grid."""
@@ -335,13 +339,18 @@ def _halves(dtypes: Any) -> list[str]:
 
 def _short_shape(problem: Problem) -> tuple[int, int, int, int, int] | None:
     """The shape of AttentionShort, or None where nothing shorter than attention_sm90 was measured (bench/NOTES.md)."""
-    if not problem.full or problem.head_dim != problem.value_dim or problem.keys > SHORT_KEYS:
+    heads = problem.rows // max(1, problem.queries)
+    if not problem.alike or problem.head_dim != problem.value_dim:
         return None
-    shapes = SHORT_SHAPES.get(problem.head_dim, ())
+    if max(heads, -(-problem.queries // 64)) > jit.MAX_GRID_YZ:
+        return None
     if problem.keys <= SHORT_KEYS // 2:
-        shapes = _SHORTER_SHAPES if problem.head_dim == 64 else ()
-    tiles = problem.rows // max(1, problem.queries) * -(-problem.queries // 64)
-    return next((shape for most, shape in shapes if tiles <= most), None)
+        shorter = SHORTER_SHAPES.get(problem.head_dim, ())
+        return next((shape for most, shape in shorter if problem.keys <= most), None)
+    if not problem.full or problem.keys > SHORT_KEYS:
+        return None
+    tiles = heads * -(-problem.queries // 64)
+    return next((shape for most, shape in SHORT_SHAPES.get(problem.head_dim, ()) if tiles <= most), None)
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:

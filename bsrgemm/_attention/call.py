@@ -101,6 +101,8 @@ class DecodeCall:
     blocks: Array | None = None
     #: keys of such a block
     block: int = 0
+    #: keys after its own position that a query sees, where it sees all that come before
+    right: int = 0
 
     @property
     def rows(self) -> int:

@@ -11,8 +11,9 @@ import numpy as np
 from .._backend.base import Backend
 from .._kernels import forced_kernel
 from .._kernels.card import Card, card
-from .._kernels.launch import Calls, Launch
-from . import mask_tiles
+from .._kernels.launch import Calls, Chain, Launch
+from . import longer_lines, mask_tiles
+from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
 from .call import AttentionCall
@@ -21,10 +22,13 @@ from .mask import BlockMask
 from .small_blocks import piece_of
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
-FORWARD: tuple[type[Forward], ...] = (AttentionShort, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt)
+FORWARD: tuple[type[Forward], ...] = (
+    *(AttentionShort, AttentionFew, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
+)
 ATTENTION = (*FORWARD, AttentionValues)
-#: A block with fewer queries or keys than this is small; a mask with at most this fraction of its blocks is sparse.
-_SMALL_BLOCK, _FEW_BLOCKS = 128, 0.5
+#: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
+#: fraction of its blocks is sparse.
+_LARGE_TILE, _SMALL_TILE, _SMALL_TILE_COLUMNS, _FEW_BLOCKS = 128, 64, 64, 0.5
 
 #: What is known of calls without a mask; a mask keeps what is known of calls with it.
 _calls = Calls()
@@ -57,11 +61,11 @@ def calls_of(mask: BlockMask | None) -> Calls:
     return mask.__dict__.setdefault("_calls", Calls()) if found is None else found
 
 
-def forward(backend: Backend, call: AttentionCall) -> Launch | None:
+def forward(backend: Backend, call: AttentionCall) -> Launch | Chain | None:
     """Start attention on CuPy's current stream.
 
     The result starts calls of the same kind again. It is None for an empty problem, for sequences of different lengths,
-    for fp8 and where operands are copied first: these calls have operands of their own.
+    for fp8 and where its operands are copied first: these calls have operands of their own.
     """
     q, k, v, out, lse = call.q, call.k, call.v, call.out, call.lse
     if not out.size and (lse is None or not lse.size):
@@ -86,7 +90,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | None:
         out.strides, lse is None, fp8, call.left, call.right, call.bottom_right,
         None if call.bounds is None else len(call.bounds[0]), cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
-    launch: Launch = calls_of(call.mask).made(key, lambda: kernel.prepare(call, machine))
+    launch: Launch | Chain = calls_of(call.mask).made(key, lambda: longer_lines.prepare(kernel, call, machine))
     operands = [q, k, v, out, *(() if lse is None else (lse,))]
     if call.bounds is not None:
         causal = call.right < k.shape[2]
@@ -114,10 +118,12 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         writes=mappable(out),
         rows=q.size // max(1, q.shape[3]),
         keys=k.shape[2],
-        fine=call.mask is not None and _is_fine(call.mask),
+        fine=call.mask is not None and _is_fine(call.mask, max(q.shape[3], v.shape[3])),
         piece=0 if call.mask is None else piece_of(call.mask),
         fp8=call.fp8,
         queries=q.shape[2],
+        few=few_rows(call),
+        alike=call.mask is None and call.bounds is None,
         full=_is_full(call),
     )
 
@@ -134,6 +140,13 @@ def _is_full(call: AttentionCall) -> bool:
     return call.mask is None and call.bounds is None and call.left >= keys and call.right >= keys
 
 
-def _is_fine(mask: BlockMask) -> bool:
-    """Whether large tiles would be mostly empty, judged by numbers that the host knows."""
-    return min(mask.block) < _SMALL_BLOCK and share_of_blocks(mask) <= _FEW_BLOCKS
+def _is_fine(mask: BlockMask, columns: int) -> bool:
+    """Whether small tiles suit a mask better, judged by numbers that the host knows.
+
+    Large tiles of small blocks are mostly empty. Blocks of 192 are whole small tiles, while a large tile can reach over
+    four of them: at a fifth of random blocks 541 TFLOP/s are expected for 324 in large tiles, at half of them 541 for
+    415 (bench/NOTES.md).
+    """
+    whole = columns > _SMALL_TILE_COLUMNS and not any(side % _SMALL_TILE for side in mask.block)
+    suits = min(mask.block) < _LARGE_TILE or (whole and any(side % _LARGE_TILE for side in mask.block))
+    return suits and share_of_blocks(mask) <= _FEW_BLOCKS

@@ -22,7 +22,7 @@ class CudaAttention(AttentionEngine):
     decodes: Calls = decode_kernel.CALLS
     decode_key = staticmethod(decode_kernel.decode_key)
 
-    def forward(self, call: AttentionCall) -> Launch | None:
+    def forward(self, call: AttentionCall) -> Launch | Chain | None:
         with self.backend.recording(call):
             return choose.forward(self.backend, call)
 

@@ -242,6 +242,7 @@ def _packed(call: DecodeCall, piece_tiles: int) -> bytearray:
         entries=0 if blocks is None else blocks.shape[2],
         block_tiles=(call.block or TILE) // TILE,
         left=call.left,
+        right=call.right,
         piece_tiles=piece_tiles,
         scale=_float32(call.scale * _LOG2_E),
         softcap=cap,

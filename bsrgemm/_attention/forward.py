@@ -65,7 +65,11 @@ class Problem:
     fp8: bool = False
     #: queries of a head
     queries: int = 0
-    #: every query sees every key: there is no mask, no band, and all sequences have the same length
+    #: rows of queries that read the same keys, if a decode can compute them
+    few: int = 0
+    #: there is no mask, and all sequences have the same length
+    alike: bool = False
+    #: beside that there is no band: every query sees every key
     full: bool = False
 
 
@@ -102,7 +106,7 @@ class Forward(Kernel):
         """
         q, k, v, mask, bounds = call.q, call.k, call.v, call.mask, call.bounds
         batches, heads, queries, head_dim = q.shape
-        _, kv_heads, keys, value_dim = v.shape
+        (_, kv_heads, keys, _), value_dim = k.shape, call.out.shape[3]  # copies of k and v may have more columns
         causal = call.right < keys
         tiles, sequence_count = -(-queries // self.tile_q), 0
         lists: StreamOrdered | None = None

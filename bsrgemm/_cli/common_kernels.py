@@ -30,10 +30,10 @@ from .._backend.array_kernels import (
 )  # fmt: skip
 from .._kernels import element_types
 from .._kernels.card import Card
+from .._kernels.rearrange import Rearrange
 from .._products.call import Problem
 from .._products.lists import RowMatching, WorkListKernel
 from .._products.prepared import compiled_for
-from .._products.rearrange import Rearrange
 from .._products.spgemm_pattern import SpgemmPattern
 from ..dtypes import HALF_DTYPES, accumulator_dtype, result_dtype
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cupy
@@ -295,6 +296,17 @@ class Chain:
         for step in self._steps:
             step(arrays, *numbers)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The step of a chain that starts a launch for some of the arrays."""
+
+    launch: Launch
+    places: Sequence[int]
+
+    def __call__(self, arrays: Any) -> None:
+        self.launch.start([arrays[n] for n in self.places])
 
 
 class Calls:

@@ -38,18 +38,6 @@ BLOCK_PRODUCTS_SM80 = Struct(
     ),
 )
 
-#: The argument of rearrange, which copies an operand.
-REARRANGE = Struct(
-    "Rearrange",
-    (
-        *fields("P", "from to places"),
-        *fields("q", "from_batch from_row from_column to_batch to_row to_column"),
-        *fields("q", "batches rows columns to_batches to_rows to_columns part"),
-        *fields("i", "way lanes"),
-    ),
-)
-
-
 #: The argument of fill, which fills a matrix up with zeros.
 FILL = Struct(
     "Fill",

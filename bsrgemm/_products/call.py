@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,48 +115,6 @@ def order_of(x: Array) -> str:
     if row == size and col % 16 == 0 and size * rows <= col < _MOST_PITCH:
         return "F"
     return ""
-
-
-class Lie(NamedTuple):
-    """How an array lies that is not there yet: columns of an operand, or a copy."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    #: where it begins, as far as that matters: new arrays begin at a multiple of 16 bytes
-    address: int = 0
-
-    @property
-    def itemsize(self) -> int:
-        return int(self.dtype.itemsize)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def data(self) -> SimpleNamespace:
-        """The memory, of which only the address is known."""
-        return SimpleNamespace(ptr=self.address)
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-    @property
-    def size(self) -> int:
-        """The elements between the first and the last one, and the rest of the last line."""
-        return max(n * stride for n, stride in zip(self.shape, self.strides, strict=True)) // self.itemsize
-
-    def columns(self, first: int, count: int) -> Lie:
-        """Some columns of it."""
-        address = self.address + first * self.strides[-1]
-        return self._replace(shape=(*self.shape[:-1], count), address=address)
-
-    @classmethod
-    def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
-        """A new array in row-major order."""
-        return cls(dtype, shape, tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape))))
 
 
 class ProductPattern(NamedTuple):

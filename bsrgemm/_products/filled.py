@@ -14,13 +14,13 @@ from .._kernels.element_types import BYTES, Types
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch
+from .._kernels.rearrange import LINE
 from .._kernels.structs import Struct
 from . import arguments
 from .call import Problem
 from .dense import Dense, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .operand import Kind
-from .rearrange import LINE
 
 #: Rows of a part of a block row; block columns of a window, and bytes of a part of it, at most and at least; CTAs that
 #: a multiprocessor should have.

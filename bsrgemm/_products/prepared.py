@@ -21,14 +21,14 @@ from .._kernels import forced_kernel
 from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES, Types
 from .._kernels.launch import Chain, Launch
+from .._kernels.rearrange import LINE, Lie, Rearrange
 from . import tuned
-from .call import Lie, Problem, order_of
+from .call import Problem, order_of
 from .choice import DENSE, variants
 from .costs import memory, operand_bytes
 from .dense import Dense, Preparation, Tiled
 from .filled import Fill, Mend, filled
 from .operand import Kind, Operand, operand_of
-from .rearrange import LINE, Rearrange
 
 #: The number of columns of a panel is a multiple of this.
 _PANEL_COLUMNS = 256

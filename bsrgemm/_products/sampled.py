@@ -13,12 +13,12 @@ import numpy as np
 from .._backend.base import Array
 from .._kernels import graphs
 from .._kernels.card import Card, card
-from .._kernels.launch import Chain, Launch, contiguous
+from .._kernels.launch import Chain, Launch, Step, contiguous
+from .._kernels.rearrange import Lie, Rearrange
 from ..dtypes import HALF_DTYPES
 from . import lists
 from .block_products import MOST, BlockProblem, BlockProductsSm80, BlockProductsSm90, Lists, matrix_map, started
-from .call import Lie, order_of
-from .rearrange import Rearrange
+from .call import order_of
 
 #: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches.
 _LAUNCH, _COPY_RATE = 3e-6, 0.75
@@ -125,24 +125,13 @@ def _copying_launch(
     for room, n in enumerate(copied, 3):  # behind X, Y and the result
         size, shape = lies.a.itemsize, (1, K, sides[n])
         operand, copy = (Lie(lies.a, shape, (0, *steps_of)) for steps_of in ((lines[n] * size, size), (size, K * size)))
-        steps.append(_Step(Rearrange.copying(operand, copy), (n, room)))
+        steps.append(Step(Rearrange.copying(operand, copy), (n, room)))
         places[n] = room
-    steps.append(_Step(inner, (*places, 2)))
+    steps.append(Step(inner, (*places, 2)))
     # Without memory for copies the operands are read as they lie.
     is_served = BlockProductsSm90.serves(lies) or BlockProductsSm80.serves(lies)
     otherwise = (lambda: _launch(lies, lines, found, None)[0]) if is_served else None
     return Chain(steps, [((sides[n], K), lies.a) for n in copied], otherwise), lasting
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The step of a chain that starts a launch for some of the arrays."""
-
-    launch: Launch
-    places: tuple[int, ...]
-
-    def __call__(self, arrays: Any) -> None:
-        self.launch.start([arrays[n] for n in self.places])
 
 
 def _launch(

@@ -13,15 +13,15 @@ from .._backend.base import Array
 from .._kernels.card import Card, card
 from .._kernels.element_types import BYTES, types
 from .._kernels.launch import Chain
+from .._kernels.rearrange import Lie, Rearrange
 from ..dtypes import accumulator_dtype
 from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90
-from .call import Lie, Problem, order_of
+from .call import Problem, order_of
 from .costs import H200, memory
 from .dense import Dense
 from .filled import filled
 from .operand import Kind, Operand
 from .prepared import RealViews, options
-from .rearrange import Rearrange
 from .sampled import SampledLaunch
 
 #: Microseconds of a launch that copies, and the share of the bandwidth that it reaches, as in `prepared.Copied`.

@@ -59,9 +59,14 @@ def problems() -> Iterator[Problem]:
     for D, piece in product((64, 128, 192), (16, 32, 64)):
         yield replace(_USUAL, head_dim=D, value_dim=D, piece=piece)
         yield replace(_USUAL, head_dim=D, value_dim=D, piece=piece, out_dtype=F32)
-    for D, keys, tiles in product((64, 128), (256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
-        short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, full=True)
+    for D, keys, tiles in product((64, 128), (64, 65, 256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
+        short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, alike=True, full=True)
         yield from (short, replace(short, scores=CAPPED), replace(short, full=False))
+    for D, few, keys, heads in product((64, 128, 192), (0, 16, 17, 32, 33, 64, 65), (256, 257), (48, 49)):
+        sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * few, "queries": few}
+        yield from (replace(_USUAL, **sizes, few=few, arch=arch) for arch in ("sm_75", "sm_80", "sm_90a"))
+    for heads, queries in product((1, 2**16 - 1, 2**16), (60, 2**22)):
+        yield replace(_USUAL, rows=heads * queries, queries=queries, keys=60, alike=True)
     for D, arch in product((64, 96, 128, 192, 256), ARCHS):
         yield replace(_USUAL, head_dim=D, arch=arch)
         yield replace(_USUAL, value_dim=D, arch=arch, reads=D != 96)
@@ -192,13 +197,13 @@ def test_choices_are_those_that_were_written_down(section: str) -> None:
 
 def test_every_first_choice_is_compiled_ahead_of_time() -> None:
     """What is chosen is listed; of AttentionSimt a few sizes only."""
-    listed = {x for family in choose.FORWARD for x in family.every(DTYPES)}
+    listed = {x for family in (*choose.FORWARD, decode_kernel.Decode) for x in family.every(DTYPES)}
     served = 0
     for one in problems():
         kernel = choose.choose(one)
         if not isinstance(kernel, AttentionSimt):
             served += 1
-            assert kernel in listed, one
+            assert getattr(kernel, "decode", kernel) in listed, one
             assert kernel.runs_on(one.arch)
     assert served > 100
 

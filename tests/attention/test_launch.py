@@ -69,19 +69,21 @@ def test_the_copy_engine_takes_steps_of_16_bytes_below_2_to_the_40(axis: int, st
 
 
 @pytest.mark.parametrize(
-    "block, stored, fine",
+    "block, stored, columns, fine",
     [
-        *[((64, 64), 48, True), ((64, 64), 49, False), ((64, 64), 0, True)],
-        *[((128, 128), 0, False), ((64, 128), 24, True), ((64, 128), 25, False), ((128, 64), 24, True)],
-        *[((256, 112), 9, True), ((256, 112), 10, False), ((256, 128), 1, False)],
+        *[((64, 64), 48, 64, True), ((64, 64), 49, 128, False), ((64, 64), 0, 128, True)],
+        *[((128, 128), 0, 128, False), ((64, 128), 24, 64, True), ((64, 128), 25, 64, False)],
+        *[((128, 64), 24, 128, True), ((256, 112), 9, 128, True), ((256, 112), 10, 128, False)],
+        *[((256, 128), 1, 128, False), ((160, 160), 1, 128, False), ((192, 192), 12, 65, True)],
+        *[((192, 192), 13, 65, False), ((192, 192), 12, 64, False), ((192, 256), 6, 128, True)],
     ],
 )
-def test_a_mask_of_small_blocks_is_fine_if_half_of_them_are_stored_at_most(
-    block: tuple[int, int], stored: int, fine: bool
+def test_small_tiles_are_for_small_blocks_and_those_of_192_if_half_of_them_are_stored_at_most(
+    block: tuple[int, int], stored: int, columns: int, fine: bool
 ) -> None:
     """The mask is 250 x 250 in 2 x 3 patterns."""
     mask = SimpleNamespace(block=block, shape=(250, 250), indices=range(stored), heads=(2, 3))
-    assert choose._is_fine(mask) is fine  # type: ignore[arg-type]
+    assert choose._is_fine(mask, columns) is fine  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])

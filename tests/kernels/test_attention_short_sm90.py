@@ -40,8 +40,9 @@ def rng() -> np.random.Generator:
 
 
 def shapes(D: int) -> list[tuple[int, ...]]:
-    """Those of the rule. For 64 columns: two shares of the keys, tiles of 128 keys, and two groups of rows."""
-    return [shape for _, shape in attention_sm90.SHORT_SHAPES[D]]
+    """Those of the rule: two shares of the keys, tiles of 128 keys, two groups of rows, and one slot."""
+    both = (attention_sm90.SHORT_SHAPES, attention_sm90.SHORTER_SHAPES)
+    return list(dict.fromkeys(shape for found in both for _, shape in found[D]))
 
 
 @pytest.fixture(autouse=True)

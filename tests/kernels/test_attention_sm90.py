@@ -92,6 +92,7 @@ LENGTHS = ((300, 777), (777, 300), (1, 1000), (515, 64), (129, 128), (64, 515))
     Case((100, 130), mask="random heads", block=32, heads=(4, 2), batch=2),  # two heads share a pattern
     Case((200, 300), (128, 128), CAUSAL, mask="random", block=64),
     Case((100, 130), (128, 128), mask="mixed", block=(128, 128)),
+    Case((200, 400), (128, 128), mask="mixed", block=192),
     Case((130, 100), mask="none", block=32),
     Case((500, 70), options=CAUSAL, lse=False),  # tiles that see nothing, without logarithms
     Case((40, 70), options=CAUSAL, heads=(4, 2), batch=2, lse=False, lie=spread("heads between rows")),

@@ -263,6 +263,21 @@ def _lying(room: Any, first: int, batch: int, head: int, row: int, column: int) 
     return x.reshape(2, 4, 3, row)[..., ::column][..., :64]
 
 
+def test_a_query_whose_scores_are_all_minus_infinity_has_no_softmax(device: Device) -> None:
+    """As on the CPU; where it sees one more key, that one counts."""
+    k = np.full((2, 1, 20, 64), -np.inf, F16)
+    k[1, :, 7] = 1
+    found = []
+    for where in ("cpu", "cuda"):
+        cache = bg.KVCache(2, 1, 64, 64, dtype=F16, device=where)
+        tokens = [x if where == "cpu" else device.asarray(x) for x in (k, np.ones_like(k), np.ones((2, 3, 1, 64), F16))]
+        cache.append(*tokens[:2])
+        out = bg.attention_decode(tokens[2], cache)
+        found.append(out if where == "cpu" else device.asnumpy(out))
+    assert np.isnan(found[1][0]).all() and (found[1][1] == 1).all()
+    np.testing.assert_array_equal(*found)
+
+
 def test_strides_of_queries_and_results(device: Device, rng: np.random.Generator) -> None:
     """Rows begin at even and odd elements, and lie together or apart; nothing is written between results."""
     device.needs("sm_80")

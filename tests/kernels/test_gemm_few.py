@@ -14,8 +14,8 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._kernels.launch import Launch
+from bsrgemm._kernels.rearrange import Rearrange
 from bsrgemm._products.gemm_simt import GemmFew
-from bsrgemm._products.rearrange import Rearrange
 
 from ..devices import Device
 from .products import BF16, F16, F32, Bsr, Case, cases, check, few_ctas, matrix, numbers

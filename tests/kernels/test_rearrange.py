@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._products.call import Lie
-from bsrgemm._products.rearrange import Rearrange
+from bsrgemm._kernels.rearrange import Lie, Rearrange
 
 from ..devices import Device
 from .products import F32, few_ctas

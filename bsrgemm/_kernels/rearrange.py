@@ -3,21 +3,77 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
-from .._kernels.kernel import Kernel
-from .._kernels.launch import Launch
-from . import arguments
-from .call import Lie
+import numpy as np
+
+from .jit import MAX_GRID_X, MAX_GRID_YZ
+from .kernel import Kernel
+from .launch import Launch
+from .structs import Struct, fields
 
 #: Lines of 16 bytes, as TMA and the copies of Ampere read them.
 LINE = 16
 #: Matrices of at most so many words are copied together.
 _SMALL_WORDS = 2048
+
+
+#: The argument of rearrange, which copies an operand.
+REARRANGE = Struct(
+    "Rearrange",
+    (
+        *fields("P", "from to places"),
+        *fields("q", "from_batch from_row from_column to_batch to_row to_column"),
+        *fields("q", "batches rows columns to_batches to_rows to_columns part"),
+        *fields("i", "way lanes"),
+    ),
+)
+
+
+class Lie(NamedTuple):
+    """How an array lies that is not there yet: columns of an operand, or a copy."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    #: where it begins, as far as that matters: new arrays begin at a multiple of 16 bytes
+    address: int = 0
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.dtype.itemsize)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def data(self) -> SimpleNamespace:
+        """The memory, of which only the address is known."""
+        return SimpleNamespace(ptr=self.address)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def size(self) -> int:
+        """The elements between the first and the last one, and the rest of the last line."""
+        return max(n * stride for n, stride in zip(self.shape, self.strides, strict=True)) // self.itemsize
+
+    def columns(self, first: int, count: int) -> Lie:
+        """Some columns of it."""
+        address = self.address + first * self.strides[-1]
+        return self._replace(shape=(*self.shape[:-1], count), address=address)
+
+    @classmethod
+    def in_order(cls, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Lie:
+        """A new array in row-major order."""
+        return cls(dtype, shape, tuple(int(np.prod(shape[i + 1 :])) * dtype.itemsize for i in range(len(shape))))
 
 
 class Way(IntEnum):
@@ -29,7 +85,7 @@ class Way(IntEnum):
 
 
 @dataclass(frozen=True)
-class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
+class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
     """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
 
     word: int
@@ -49,18 +105,19 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
         yield from (cls(4, parts) for parts in (1, 2))
 
     @classmethod
-    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0) -> Launch:
+    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0, both: bool = False) -> Launch:
         """The launch that copies x to `to`, both batches of matrices; its operands are arrays that lie like both.
 
         `to` may have more rows and columns, which become zero. Its matrix b is number ``places[b]`` of x; without
-        `places` they are in order. With two `parts`, the second one is behind all columns of the first.
+        `places` they are in order. With two `parts`, the second one is behind all columns of the first. With
+        `both`, the matrices are two operands and their copies, which begin at multiples of 16 bytes.
         """
         size = x.itemsize
         shape, steps = x.shape, [n // size for n in x.strides]
         ends, ways = list(to.shape), [n // size for n in to.strides]
         batches, rows, columns = shape
         row = (rows * steps[1], rows * ways[1])
-        if places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
+        if not both and places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
             rows, batches, ends = rows * batches, 1, [1, rows * batches, ends[2]]
         across = steps[2] <= steps[1] or columns == 1  # lanes run along the rows of x
         straight = across == (ways[2] <= ways[1])
@@ -76,14 +133,14 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
         kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
         way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
         lanes = min(kernel.side, 1 << (max(1, ends[fast]) - 1).bit_length())
-        packed = arguments.REARRANGE.pack(
+        packed = REARRANGE.pack(
             **{"from": 0}, to=0, places=0 if places is None else places.data.ptr,
             **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
             **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
             batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
             part=ends[2] * ways[2], way=way, lanes=lanes,
         )  # fmt: skip
-        write = arguments.REARRANGE.patch("from", "to").write
+        write = _writer_of_both(kernel.word) if both else REARRANGE.patch("from", "to").write
         return Launch(kernel, kernel.grid(way, ends, fast, lanes), packed, pointers=write, holds=places)
 
     def grid(self, way: Way, ends: list[int], fast: int, lanes: int) -> tuple[int, int, int]:
@@ -99,3 +156,16 @@ class Rearrange(Kernel, source="rearrange.cu", argument=arguments.REARRANGE):
             along, lines = (columns, rows) if fast == 2 else (rows, columns)
             x, y = -(-along // lanes), -(-lines // (self.lines * self.threads // lanes))
         return min(MAX_GRID_X, x), min(MAX_GRID_YZ, y), min(MAX_GRID_YZ, batches)
+
+
+def _writer_of_both(word: int) -> Callable[..., None]:
+    """What writes the addresses of two operands and of their copies, as batches of two."""
+    addresses = REARRANGE.patch("from", "to").write
+    distances = [REARRANGE.patch(name).write for name in ("from_batch", "to_batch")]
+
+    def write(argument: Any, x: int, y: int, copy_x: int, copy_y: int) -> None:
+        addresses(argument, x, copy_x)
+        for distance, apart in zip(distances, (y - x, copy_y - copy_x), strict=True):
+            distance(argument, apart // word)
+
+    return write
