@@ -99,11 +99,11 @@ struct Consumer {
   __device__ __forceinline__ void repeat_scores(int left) {
     const int thread = unknown_thread(), lane = thread % 32;
     const Tile& x = shared.tiles[tile % kTiles];
-    const int number = (count_of(x) - 1 - left) * kPieces;
+    const int number = (count_of(x) - 1 - left) * kPiecesOfTile;
     const bool whole = !kGathers && piece_at(a(), x, number).whole;
-    int keys[kPieces];
+    int keys[kPiecesOfTile];
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) keys[i] = piece_at(a(), x, number + i).key;
+    for (int i = 0; i < kPiecesOfTile; ++i) keys[i] = piece_at(a(), x, number + i).key;
     const Element* head = a().k + x.batch * a().k_strides.batch + x.head / a().group * a().k_strides.head;
     const u32 slot = shared_address(shared.k[entry % kStages]) + (lane / 16 * 8 + lane % 8) * 128;
 #pragma unroll

@@ -20,7 +20,7 @@ constexpr int kPiece = PIECE;
 constexpr bool kGathers = false;
 constexpr int kPiece = kTileK;
 #endif
-constexpr int kPieces = kTileK / kPiece;
+constexpr int kPiecesOfTile = kTileK / kPiece;
 constexpr int kWords = kTileK / 32, kWordKeys = kPiece < 32 ? kPiece : 32;  // words of a tile, keys of an entry's word
 enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
 constexpr Scores kScores = Scores(SCORES);

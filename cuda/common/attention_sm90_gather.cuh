@@ -45,10 +45,10 @@ __device__ __forceinline__ Piece look_up(const Attention& a, const Tile& x, int 
   }
 #pragma unroll
   for (int warp = 0; warp < 4; ++warp) {
-    if (rows >> warp & 1) seen |= ((1u << kOwn) - 1) << (warp * Seen::kGroups + threadIdx.x % kPieces * kOwn);
+    if (rows >> warp & 1) seen |= ((1u << kOwn) - 1) << (warp * Seen::kGroups + threadIdx.x % kPiecesOfTile * kOwn);
   }
 #pragma unroll
-  for (int i = 1; i < kPieces; i *= 2) seen |= __shfl_xor_sync(0xffffffffu, seen, i);
+  for (int i = 1; i < kPiecesOfTile; i *= 2) seen |= __shfl_xor_sync(0xffffffffu, seen, i);
   return {piece.key, seen};
 }
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ Piece look_up(const Attention& a, const Tile& x, int 
 template <int kSlabCount>
 __device__ __forceinline__ void copy_pieces(const u8* to, const TensorMap& map, int key, int head, int batch, u64& full,
                                             int feeder) {
-  constexpr int kBoxes = kSlabCount * kPieces;
+  constexpr int kBoxes = kSlabCount * kPiecesOfTile;
   constexpr u32 kBytesOfBox = kPiece * 128;
   const bool first_lane = threadIdx.x % 32 == 0;
   const u32 barrier = shared_address(&full);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void copy_pieces(const u8* to, const TensorMap& map, 
 // kFeeders warps start the copies of keys and values, in the order of `produce`, and compute the words of those entries
 // of which rows and columns of blocks do not say all.
 __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& shared, int feeder) {
-  constexpr int kEntries = 32 / kPieces;  // entries that the lanes look up at once
+  constexpr int kEntries = 32 / kPiecesOfTile;  // entries that the lanes look up at once
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   int held = 0, head = -1, batch = 0;  // the last entry, whose values are still to be copied; head -1: there is none
@@ -94,10 +94,10 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
     if (count == 0 || !kAcross) copy_values(entry - 1);
     if (count == 0 && feeder == 0 && lane == 0) arrive(shared.wanted);
     for (int first = 0; first < count; first += kEntries) {
-      const Piece mine = look_up(a, x, first * kPieces + lane);
+      const Piece mine = look_up(a, x, first * kPiecesOfTile + lane);
       for (int i = 0; i < min(kEntries, count - first); ++i, ++entry) {
-        const u32 at = entry % kStages, seen = __shfl_sync(0xffffffffu, mine.seen, i * kPieces);
-        const int key = __shfl_sync(0xffffffffu, mine.key, i * kPieces + lane % kPieces);
+        const u32 at = entry % kStages, seen = __shfl_sync(0xffffffffu, mine.seen, i * kPiecesOfTile);
+        const int key = __shfl_sync(0xffffffffu, mine.key, i * kPiecesOfTile + lane % kPiecesOfTile);
         if (feeder == 0 && lane == 0 && first + i == max(count - kEarly, 0)) arrive(shared.wanted);
         wait(shared.k_empty[at], parity<kStages>(entry) ^ 1);
         if (feeder == 0 && lane == 0) shared.masks[at] = Seen::with_number(seen, words);
@@ -109,7 +109,7 @@ __device__ __forceinline__ void feed(const AttentionSm90& problem, Shared& share
           for (int row = 32 * feeder + lane; row < kTileQ; row += kWordThreads) {
 #pragma unroll 1
             for (int w = 0; w < kWords; ++w)
-              shared.seen[place][row][w] = word_of_tile(a, x, (first + i) * kPieces, x.row + row, w);
+              shared.seen[place][row][w] = word_of_tile(a, x, (first + i) * kPiecesOfTile, x.row + row, w);
           }
           arrive(shared.mask_full[place]);
         }

@@ -60,7 +60,7 @@ struct alignas(1024) Shared {
 };
 
 // Entries of keys of a tile.
-__device__ __forceinline__ int count_of(const Tile& x) { return (x.last - x.first + kPieces - 1) / kPieces; }
+__device__ __forceinline__ int count_of(const Tile& x) { return (x.last - x.first + kPiecesOfTile - 1) / kPiecesOfTile; }
 
 // ------------------------------------------------------------------------------------------------------- the producers
 // kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
