@@ -26,7 +26,7 @@ from .kv_cache import KVCache
 #: With 32 rows and heads of 128 columns, 64 keys of a head take this kernel some 5 ns on all of an H200, and
 #: attention_sm90 .6 us on one multiprocessor, of which each has two tiles of 64 queries: the most heads of keys in all
 #: batches times tiles of rows, if the latter are several; most tiles of rows; and then more keys than this.
-_MOST_HEADS_BY_TILES, _MOST_TILES, _MANY_KEYS = 96, 8, 1024
+_MOST_HEADS_BY_TILES, _MOST_TILES, _MANY_KEYS = 64, 8, 1024
 #: The kernel counts keys, and lines of all heads, in 32 bits.
 _MOST_KEYS, _MOST_LINES = 2**30, 2**31
 
@@ -90,7 +90,8 @@ class AttentionFew(Forward, needs="sm_80"):
         batch, kv_heads, keys, _ = call.k.shape
         lines = lines_of_a_head(call.k, call.v)
         given = cast(KVCache, GivenKeys(call.k, call.v, batch, kv_heads, keys, lines))
-        right = call.q.shape[2] if call.right >= keys else call.right
+        queries = call.q.shape[2]
+        right = queries if call.right >= queries + keys else call.right
         left = min(call.left, keys)
         asked = DecodeCall(call.q, given, call.out, call.lse, call.scale, call.softcap, left, right=right)
         return self.decode.prepare(asked, card)
@@ -102,8 +103,10 @@ def few_rows(call: AttentionCall) -> int:
     _, kv_heads, keys, _ = call.k.shape
     if call.mask is not None or call.bounds is not None or call.fp8 or not kv_heads:
         return 0
-    bands = call.right == 0 or call.left >= keys
-    placed = call.right >= keys or call.bottom_right or queries == keys
+    # Wherever queries are, those that see so far see all keys.
+    reach = queries + keys
+    bands = call.right == 0 or call.left >= reach
+    placed = call.right >= reach or call.bottom_right or queries == keys
     lines = lines_of_a_head(call.k, call.v)
     counted = keys < _MOST_KEYS and batches * kv_heads * lines < _MOST_LINES
     fits = batches <= MAX_GRID_YZ and heads <= MAX_GRID_YZ

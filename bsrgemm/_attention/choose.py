@@ -136,8 +136,8 @@ def wants_copies(problem: Problem) -> bool:
 
 def _is_full(call: AttentionCall) -> bool:
     """Whether every query sees every key."""
-    keys = call.k.shape[2]
-    return call.mask is None and call.bounds is None and call.left >= keys and call.right >= keys
+    reach = call.q.shape[2] + call.k.shape[2]  # wherever the queries are
+    return call.mask is None and call.bounds is None and call.left >= reach and call.right >= reach
 
 
 def _is_fine(mask: BlockMask, columns: int) -> bool:

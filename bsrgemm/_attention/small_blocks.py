@@ -9,7 +9,7 @@ from .mask import BlockMask
 
 #: Keys of a piece -> TFLOP/s of all pairs that are multiplied, for heads of 128 columns on an H200 (bench/NOTES.md):
 #: of gathered tiles, and of tiles of 64 x 64 with keys side by side of which a part is seen.
-_RATES = {16: (405, 409), 32: (480, 410), 64: (530, 444)}
+_RATES = {16: (405, 409), 32: (490, 410), 64: (590, 444)}
 #: The same of tiles of 64 x 64 that are seen as a whole. Tiles of 128 x 128 are faster only with nearly all blocks.
 _WHOLE = 621
 
