@@ -171,6 +171,8 @@ class BlockArrays:
     indptr: Array = _Stored()
     _origin: Origin | None = None
     _unread: Unwritten | None = None
+    #: the unread arrays whose copies this matrix has, and the state of these copies
+    _handed_out: tuple[Unwritten, Unwritten] | None = None
     #: Transposes that may still read the arrays of this matrix, by id. Matrices that are made of one another and share
     #: their values share this dictionary.
     _transposes: WeakValueDictionary[int, Any] | None = None
@@ -223,6 +225,7 @@ class BlockArrays:
         own = self.__dict__
         own["data"], own["indices"], own["indptr"] = data, indices, indptr
         own.pop("_unread", None)
+        own.pop("_handed_out", None)
 
     def _hand_out(self) -> None:
         """Give this matrix index arrays that a user may have, instead of those that are unread."""
@@ -236,6 +239,7 @@ class BlockArrays:
             )
         canonical = self._canonical_since is not None  # unread arrays stay as they are
         self._store(self.data, *(backend.watched(x.copy()) for x in (unread.indices, unread.indptr)))
+        self.__dict__["_handed_out"] = unread, Unwritten(self.indices, self.indptr)
         self._canonical_since = None
         if canonical:
             self._canonical_indices = self.indices
@@ -336,6 +340,14 @@ class BlockArrays:
 
         found: Unwritten = self._listed("copies", copies)
         return found
+
+    @property
+    def _was_unread(self) -> Unwritten | None:
+        """The unread arrays of this matrix, or those of which it has copies that nobody wrote into."""
+        if self._unread is not None or self._handed_out is None:
+            return self._unread
+        unread, copies = self._handed_out
+        return unread if copies.holds_for(self) else None
 
     @property
     def _index(self) -> tuple[Array, Array]:

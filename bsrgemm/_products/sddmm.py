@@ -223,7 +223,8 @@ def check_structure(
         mine, theirs = getattr(matrix, what), getattr(pattern, what)
         if mine != theirs:
             raise ValueError(f"{name}: wanted the {what.lstrip('_')} of {owner}, {theirs}, got {mine}{way_out}")
-    if matrix._unread is not None and matrix._unread is pattern._unread_copies():
+    unread = matrix._was_unread
+    if unread is not None and (unread is pattern._was_unread or unread is pattern._unread_copies()):
         return
     for array in ("indices", "indptr"):
         x, y = (getattr(A._blocks, array) for A in (matrix, pattern))

@@ -141,6 +141,7 @@ def test_spoiled_masks(bad: int, device: Device, rng: np.random.Generator) -> No
     check_spoiled_masks(device, KERNEL, F16, 64, bad, rng)
 
 
+@pytest.mark.emulated
 def test_kinds_beyond_2_to_31(device: Any, rng: np.random.Generator) -> None:
     check_kinds_beyond_2_to_31(device, KERNEL, F16, 64, rng)
 

@@ -411,6 +411,7 @@ def test_no_list_is_made_while_a_graph_is_captured(device: Device, rng: np.rando
     one.P.has_canonical_format = True  # to find that out waits for the card
     out = bg.sddmm(*one.operands(), one.P)
     X, Y = one.operands()
+    assert len(out.indices) == len(out.data)  # read, and still known to be those of the pattern
     with device.kernels() as found:
         device.captured(lambda: bg.sddmm(X, Y, one.P, out=out))
     assert LISTED not in found
