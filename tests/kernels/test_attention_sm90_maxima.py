@@ -89,7 +89,7 @@ def test_maxima_that_rise_within_bounds_only_scale_weights(
     case = Case((64, 400), dtype=dtype)
     q, k, v = operands(rng, case)
     k[...] = steps(q, 400, [110, 60, 85, 25, 0])
-    with forbidden(device, "repeat_scores(e);", "repair(x, rows, lower);"):
+    with forbidden(device, "repeat_scores(left);", "repair(x, rows, lower);"):
         for rows in (slice(None), slice(3, None, 16), slice(12, None, 16)):
             some = (q.astype(F32) * 0.01).astype(q.dtype)
             some[:, :, rows] = q[:, :, rows]
@@ -123,7 +123,7 @@ def test_infinite_weights_are_computed_again(heads: Any, device: Device, rng: np
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     ("factor", "calls"),
-    [(16, ["repair(x, rows, lower);"]), (1, ["repair(x, rows, lower);", "repeat_scores(e);"])],
+    [(16, ["repair(x, rows, lower);"]), (1, ["repair(x, rows, lower);", "repeat_scores(left);"])],
     ids=["infinite", "finite"],
 )
 def test_maxima_of_fp8_rise_by_scaling_or_from_the_keys_in_memory(
@@ -148,7 +148,7 @@ def test_infinite_weights_of_heads_that_are_not_whole_words(device: Device, rng:
 def test_queries_that_see_nothing_of_their_first_tile_are_not_computed_again(
     device: Device, rng: np.random.Generator
 ) -> None:
-    with forbidden(device, "repeat_scores(e);", "repair(x, rows, lower);"):
+    with forbidden(device, "repeat_scores(left);", "repair(x, rows, lower);"):
         for case in (Case((64, 184), options=CAUSAL), Case((130, 300), options={"window": (100, 0)})):
             check(device, KERNEL, case, operands(rng, case))  # the upper rows of each warp begin with the second tile
 
