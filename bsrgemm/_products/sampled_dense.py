@@ -21,11 +21,9 @@ from .costs import H200, memory
 from .dense import Dense
 from .filled import filled
 from .operand import Kind, Operand
-from .prepared import RealViews, options
+from .prepared import Copied, RealViews, options
 from .sampled import SampledLaunch
 
-#: Microseconds of a launch that copies, and the share of the bandwidth that it reaches, as in `prepared.Copied`.
-_LAUNCH, _COPY_RATE = 3.68, 0.58
 #: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.
 _OF_A_BLOCK, _OF_ALL = 2.3e9, 8e11
 #: Bytes of the copy of X and of the dense product together.
@@ -72,7 +70,9 @@ class SampledDense:
         p, (a, c) = self.problem, self.sizes
         moved = 2 * p.R * p.K * a + 2 * self.blocks * self.block[0] * self.block[1] * c
         inner, kernel = _multiplying(p, card)
-        return kernel.seconds(inner, card) + 1e-6 * (2 * _LAUNCH + memory(card, moved) / _COPY_RATE)
+        return kernel.seconds(inner, card) + 1e-6 * (
+            2 * Copied.costs["launch"] + memory(card, moved) / Copied.costs["copy"]
+        )
 
     def other_seconds(self, card: Card) -> float:
         """The blocks alone, on the tensor cores if these can compute them, otherwise on the CUDA cores."""

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
+from bsrgemm._kernels.forced_kernel import force_kernel
 
 from ..devices import Device
 from .products import BF16, F16, F32, F64, Case, matrix, numbers
@@ -42,10 +43,22 @@ def product(device: Device, case: Case) -> Call:
     return Call([out], lambda: bg.matmul(A, B, out=out), assign)
 
 
-def sampled(device: Device) -> Call:
+def filled(device: Device) -> Call:
+    """Blocks of 3 x 4 are no blocks of gemm_sm90, but their matrix filled up is."""
+    call = product(device, Case(F16, (3, 4), 64, rows=16, cols=16))
+
+    def act() -> None:
+        with force_kernel("GemmSm90"):
+            call.act()
+
+    return Call(call.results, act, call.assign)
+
+
+def sampled(device: Device, block: int = 32, inner: int = 64) -> Call:
     rng = np.random.default_rng(3)
-    A = matrix(rng, Case(F16, (32, 32), 64), unique=True).on(device)
-    X, Y = device.asarray(numbers(rng, (A.shape[0], 64), F16)), device.asarray(numbers(rng, (64, A.shape[1]), F16))
+    A = matrix(rng, Case(F16, (block, block), 64), unique=True).on(device)
+    X = device.asarray(numbers(rng, (A.shape[0], inner), F16))
+    Y = device.asarray(numbers(rng, (inner, A.shape[1]), F16))
     out = bg.sddmm(X, Y, A)
     return Call([out.data], lambda: bg.sddmm(X, Y, A, out=out))
 
@@ -83,8 +96,10 @@ CALLS: dict[str, tuple[str, Callable[[Device], Call]]] = {
     "Hopper": ("sm_90a", lambda device: product(device, Case(BF16, (64, 64), 64))),
     "three tf32": ("sm_80", lambda device: product(device, Case(F32, (32, 32), 64))),
     "a copy of B": ("sm_90a", lambda device: product(device, Case(F16, (64, 64), 77, b="C"))),
+    "filled": ("sm_90a", filled),
     "one vector": ("sm_80", lambda device: product(device, Case(F64, (4, 4), 1, b="C"))),
     "sampled": ("sm_90a", sampled),
+    "sampled, all of X @ Y": ("sm_90a", lambda device: sampled(device, 40, 129)),
     "attention": ("sm_90a", attention),
     "gradients": ("sm_90a", gradients),
     "gradients on Ampere": ("sm_80", gradients),

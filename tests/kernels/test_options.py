@@ -18,7 +18,7 @@ from bsrgemm._products.call import Problem
 from bsrgemm._products.dense import Dense
 
 from ..devices import Device
-from .products import BF16, F16, F32, F64, I8, I32, Bsr, Case, cases, check, matrix, numbers
+from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Bsr, Case, cases, check, matrix, numbers
 
 
 @pytest.fixture
@@ -76,6 +76,10 @@ def every_option(chosen: Any, checked: Callable[[], Any]) -> Iterator[str]:
     Case(F16, (24, 24), 512, beta=0, rows=9, cols=9, density=0.3),
     Case(F32, (20, 12), 40, precision="tf32", b="C", beta=0, rows=4, cols=4),
     Case(I8, (17, 33), 40, I32, b="C", beta=0, rows=4, cols=4),
+    Case(C64, (16, 24), 3, beta=0, rows=4, cols=4),
+    Case(C64, (32, 16), 1, beta=0.5j, rows=4, cols=4, transposed=True),
+    Case(C64, (16, 16), None, beta=0, rows=4, cols=4),
+    Case(C128, (48, 8), 17, alpha=1j, beta=0, b="F", c="F", rows=4, cols=4, transposed=True),
 )
 def test_every_option_is_exact(case: Case, device: Device, chosen: Any, rng: np.random.Generator) -> None:
     device.needs("sm_90a")
