@@ -22,7 +22,7 @@ from typing import Any
 from . import machine, report
 from .cases.case import Case, Peer, Ready
 from .cliffs_cells import FRIENDLY, Cell, ProductCell
-from .cliffs_draw import PARTS, draw
+from .cliffs_draw import PARTS, draw, ordinary
 from .internals import product_kernels
 from .measure import Row, Run, reason_of
 from .place import Call, Place
@@ -180,6 +180,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--part", nargs="+", choices=[*PARTS, "all"], default=["all"], help="default: all")
     made.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if there is one")
     made.add_argument("--forced", action="store_true", help="products on every kernel that can compute them")
+    made.add_argument("--ordinary", action="store_true", help="432 products on a grid instead of cells at random")
     made.add_argument("--list", action="store_true", help="name the cells, and measure nothing")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, also when stopped")
     made.add_argument("--plot", type=Path, metavar="FILE", help="draw a heat map of the products there")
@@ -196,7 +197,8 @@ def main(argv: Sequence[str]) -> int:
     if args.forced and not place.on_gpu and not args.list:
         options.error("--forced: there is one kernel on the CPU and nothing to choose; it needs a GPU")
     on_cpu = args.device == "cpu" or not (place.on_gpu or args.list)
-    cells = draw(args.seed, args.first + args.cells, parts, on_cpu)[args.first :]
+    drawn = ordinary() if args.ordinary else draw(args.seed, args.first + args.cells, parts, on_cpu)
+    cells = drawn[args.first :]
     if args.forced:
         cells = [Forced(cell.part, cell.case, cell.friend) for cell in cells]
     if args.list:

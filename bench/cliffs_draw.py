@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -178,4 +179,26 @@ def draw(seed: int, count: int, parts: Sequence[str], cpu: bool = False) -> list
         rng = Random(f"{seed} {number}")
         (part,) = rng.choices(parts, [PARTS[part][0] for part in parts])
         found.append(PARTS[part][1](rng, cpu))
+    return found
+
+
+#: Blocks of the ordinary products, and how the operands and the matrix lie: (side, orders)
+_ORDINARY = (128, 64, 32, 16, 24, 8, 40, 12, 20, 50, 100, 256, 6, 3, 36, 33, 72, 120)
+_LAID = (("A @ B", ("C", "C")), ("A @ B", ("F", "C")), ("A.T @ B", ("C", "C")), ("B @ A", ("C", "C")))
+
+
+def ordinary() -> list[Cell]:
+    """432 products that users come with: n = 4096, density .1, three dtypes, 18 blocks, 64 and 1,024 columns, four ways.
+
+    >>> len(ordinary())
+    432
+    """
+    found = []
+    for kind, block, columns in itertools.product(("float16", "float32", "float64"), _ORDINARY, (64, 1024)):
+        shape = (4096 // block * block,) * 2
+        for side, orders in _LAID:
+            cell = ProductCell(
+                kind=kind, block=(block, block), shape=shape, density=0.1, columns=columns, side=side, orders=orders
+            )
+            found.append(Cell("products", cell, cell))
     return found
