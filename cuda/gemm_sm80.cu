@@ -7,9 +7,11 @@
 // columns. All warps copy, and all multiply. A stage has 128 bytes of k and two barriers, full (all threads, when their
 // copies are there) and empty (each warp once), so that a warp waits for others only where it needs what they do: one
 // barrier for all at each stage was 10 to 20 % slower. A warp whose row tile lacks the block goes ahead. Indices of
-// entries come by cp.async too, into a ring of 16. CTAs stay and take items in turn; there are no claims and no splits.
+// entries come by cp.async too, into a ring of 16. CTAs stay and take items in turn, without claims. Groups that are
+// longer than a CTA's fair share are cut into splits, which the last CTA adds in order.
 // 16-bit types have several row tiles; tf32 and float64 one, because no warp then waits for the row tiles of another.
 // Bound by latency: the tensor cores are busy half of the time.
+#include "common/arrivals.cuh"
 #include "common/bsr.cuh"
 #include "common/mma_tiles.cuh"
 #include "common/pipeline.cuh"
@@ -252,6 +254,48 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
   }
 }
 
+// ---------------------------------------------------------------------------------- splits
+// Adds the splits of a group: each CTA writes its sums, and the one that arrives last adds all of them, in their order.
+// Returns false if another one will. `tile` is the number of the tile of columns, of `tiles` in all batches; only warps
+// with columns of C have sums.
+__device__ __forceinline__ bool gather(const Schedule& schedule, int split, i64 tile, i64 tiles, bool has_sums,
+                                       Accum& accum) {
+  constexpr int kTogether = 16 / sizeof(Sum), kSums = sizeof(Accum) / sizeof(Sum);
+  union Together { uint4 words; Sum x[kTogether]; };
+  Sum (&sums)[kSums] = reinterpret_cast<Sum (&)[kSums]>(accum);
+  const auto place = [&](int of) {
+    return reinterpret_cast<Together*>(schedule.partial) + (of * tiles + tile) * (kSums / kTogether * kThreads) +
+           threadIdx.x;
+  };
+  const int4 group = schedule.splits[split];
+  Together* mine = place(split);
+  if (has_sums) {
+#pragma unroll
+    for (int e = 0; e < kSums; e += kTogether) {
+      Together out;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) out.x[i] = sums[e + i];
+      mine[e / kTogether * kThreads].words = out.words;
+    }
+  }
+  if (!arrives_last(schedule.arrived + group.x * tiles + tile, group.y)) return false;
+  if (!has_sums) return true;
+#pragma unroll
+  for (int e = 0; e < kSums; ++e) sums[e] = 0;
+#pragma unroll 1
+  for (int of = group.x; of < group.x + group.y; ++of) {
+    const Together* theirs = place(of);
+#pragma unroll
+    for (int e = 0; e < kSums; e += kTogether) {
+      Together in;
+      in.words = __ldcg(&theirs[e / kTogether * kThreads].words);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) sums[e + i] += in.x[i];
+    }
+  }
+  return true;
+}
+
 // ---------------------------------------------------------------------------------- the kernel
 // Whether the runs of a tile can be stored as vectors.
 __device__ __forceinline__ bool is_whole(const Problem& problem, int columns) {
@@ -300,6 +344,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
   while (batch < batches) {
     __syncthreads();  // the item has been written, and no thread still reads the data of the last one
     const int group = uniform(shared.item.x), first = uniform(shared.item.y), last = uniform(shared.item.z);
+    const int split = uniform(shared.item.w);
     const i64 column = i64(column_tile) * kTileN;
     const int columns = int(min(problem.N - column, i64(kTileN)));
     copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
@@ -325,14 +370,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
       from.next();
     }
 
-    // Fetch the next item, then store.
+    // Add the other splits of the group, fetch the next item, then store.
     const int* places = &shared.places[warp_row_tile(opaque(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
+    const bool stores = split < 0 || gather(schedule, split, i64(batch) * column_tiles + column_tile,
+                                            i64(batches) * column_tiles, int(warp_n) < columns, accum);
     item += gridDim.x;
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
     const u32 lane = opaque(threadIdx.x) % 32;
     const bool whole = is_whole(problem, columns);
+    if (!stores) continue;
 #pragma unroll
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
       const int place = places[slice * 8 / kRowTileHeight];

@@ -1,8 +1,8 @@
-// to[b, n, k] = from[places[b], n, k], zero beyond the rows and columns of `from`; PARTS: in parts of tf32
+// to[b, n, k] = from[places[b], n, k], zero beyond the rows and columns of `from`, in another form
 // Copies an operand for a kernel that cannot read it as it lies: turned, with longer lines, with blocks in another
-// order. WORD is the size of what is copied, one element or several neighbours. PARTS = 0 copies; 1 rounds float32 to
-// tf32, and 2 splits it into two parts of tf32, that add up to exactly that number, also for infinity and NaN, for
-// gemm_sm90. Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared
+// order. WORD is the size of what is read, one element or several neighbours. FORM: kAsItIs copies; kTf32 rounds float32
+// to tf32, and kTwoTf32 splits it into two parts of tf32 that add up to exactly that number, also for infinity and NaN,
+// for gemm_sm90; kTimesI writes a complex number and i times it; kF16 and kBf16 widen fp8 (e4m3), exactly. Where both sides have the same fastest index, lanes run along it. Otherwise tiles go through shared
 // memory, in rows of one word more than a tile, so that both sides are free of bank conflicts; all loads of a thread
 // are under way together. Many small matrices are copied word by word, in the order of `to`: what the L1 keeps of a
 // matrix serves its next words. Bound by bytes: 8192 x 8192 in float32 is turned at 3.6 TB/s.
@@ -10,22 +10,27 @@
 #include "common/words.cuh"
 #include "ptx/convert.cuh"
 
-using Word = WordOf<WORD>::Type;
+enum Form { kAsItIs, kTf32, kTwoTf32, kTimesI, kF16, kBf16 };
+constexpr Form kForm = Form(FORM);
+constexpr bool kWidens = kForm == kF16 || kForm == kBf16;
 
-constexpr int kParts = PARTS;
-static_assert(kParts == 0 || sizeof(Word) == 4, "parts of float32");
+using Word = WordOf<WORD>::Type;
+using Wide = WordOf<kWidens ? 2 * WORD : WORD>::Type;  // what is written
+
+static_assert((kForm != kTf32 && kForm != kTwoTf32) || sizeof(Word) == 4, "parts of float32");
+static_assert(kForm != kTimesI || sizeof(Word) == 8 || sizeof(Word) == 16, "a complex number");
 constexpr int kThreads = 256;
 constexpr int kSide = sizeof(Word) > 8 ? 32 : 64, kStep = kThreads / kSide;
 constexpr int kPitch = kSide + 1;  // the same column of neighbouring rows lies in different banks
 
 struct Rearrange {
   const Word* from;
-  Word* to;
+  Wide* to;
   const int* places;  // batch of `to` -> batch of `from`; or null, if they are the same
-  i64 from_batch, from_row, from_column, to_batch, to_row, to_column;  // strides in words
+  i64 from_batch, from_row, from_column, to_batch, to_row, to_column;  // strides in words of their side
   i64 batches, rows, columns;          // of `from`
   i64 to_batches, to_rows, to_columns;  // of `to`, which is zero beyond
-  i64 part;                            // from a number's first part to its second
+  i64 part;                            // from what is written of a number first to the second
   int way, lanes;                      // see Way; the lanes along the fastest index, a power of two
 };
 // Whether both sides have different fastest indices, the same one, or are many small matrices side by side in `to`.
@@ -50,20 +55,42 @@ __device__ __forceinline__ float2 two_parts(f32 x) {
   return make_float2(high, x == high ? 0 : x - high);
 }
 
-template <class Any> __device__ __forceinline__ void write(const Rearrange& p, Any* to, Any word) {
-  if constexpr (kParts == 0) {
+// The elements of a word of fp8, each in 16 bits: all numbers of e4m3 are numbers of both formats.
+template <class To, class From> __device__ __forceinline__ To widened(From word) {
+  union { From word; u8 x[sizeof(From)]; } in;
+  union { To word; u16 x[sizeof(From)]; } out;
+  in.word = word;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(From)); ++i) {
+    const f32 x = number(e4m3{in.x[i]});
+    out.x[i] = kForm == kF16 ? Store<f16>::from(x).bits : Store<bf16>::from(x).bits;
+  }
+  return out.word;
+}
+
+// i * z, of a complex number in 8 or 16 bytes: (-im, re).
+__device__ __forceinline__ int2 times_i(int2 z) { return {z.y ^ int(0x80000000u), z.x}; }
+__device__ __forceinline__ int4 times_i(int4 z) { return {z.z, z.w ^ int(0x80000000u), z.x, z.y}; }
+
+template <class To, class From> __device__ __forceinline__ void write(const Rearrange& p, To* to, From word) {
+  if constexpr (kForm == kAsItIs) {
     *to = word;
-  } else if constexpr (kParts == 1) {
+  } else if constexpr (kForm == kTf32) {
     *to = __float_as_uint(exact_tf32(__uint_as_float(word)));
-  } else {
+  } else if constexpr (kForm == kTwoTf32) {
     const float2 both = two_parts(__uint_as_float(word));
     to[0] = __float_as_uint(both.x);
     to[p.part] = __float_as_uint(both.y);
+  } else if constexpr (kForm == kTimesI) {
+    to[0] = word;
+    to[p.part] = times_i(word);
+  } else {
+    *to = widened<To>(word);
   }
 }
 
 // A tile whose sides have different fastest indices; `down`: that of `from` is the row.
-__device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word* to, i64 row, i64 column, bool down,
+__device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Wide* to, i64 row, i64 column, bool down,
                                      Word (&tile)[kSide * kPitch]) {
   // Of `from`, x runs along its fastest index, and of `to` likewise; y and the steps run along the other one.
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
@@ -89,7 +116,7 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
     const i64 across = (down ? p.to_rows - row : p.to_columns - column) - y;
     const i64 step = down ? p.to_row : p.to_column;
     const int wide = along <= 0 ? 0 : int(across < kSide ? across : kSide);
-    Word* target = to + row * p.to_row + column * p.to_column + y * step + x * (down ? p.to_column : p.to_row);
+    Wide* target = to + row * p.to_row + column * p.to_column + y * step + x * (down ? p.to_column : p.to_row);
     const Word* place = tile + (down ? y * kPitch + x : x * kPitch + y);
     const int pitch = down ? kPitch : 1;
 #pragma unroll
@@ -101,7 +128,7 @@ __device__ __forceinline__ void turn(const Rearrange& p, const Word* from, Word*
 
 // Both sides have the same fastest index, with `lanes` threads along it. A CTA has kLines lines for each of its groups
 // of lanes; `first` is the first line, `down` says that lines are columns.
-__device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word* to, i64 first, bool down) {
+__device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Wide* to, i64 first, bool down) {
   const int step = kThreads / p.lanes;
   const i64 line = first + threadIdx.x / p.lanes, here = (down ? p.to_columns : p.to_rows) - line;
   const i64 there = from == nullptr ? 0 : (down ? p.columns : p.rows) - line;  // lines from this one on, of both sides
@@ -111,7 +138,7 @@ __device__ __forceinline__ void copy(const Rearrange& p, const Word* from, Word*
 #pragma unroll 1
   for (i64 x = i64(blockIdx.x) * p.lanes + threadIdx.x % p.lanes; x < length; x += i64(gridDim.x) * p.lanes) {
     const Word* source = from + line * from_line + x * from_next;
-    Word* target = to + line * to_line + x * to_next;
+    Wide* target = to + line * to_line + x * to_next;
     Word words[kLines];
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
@@ -154,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 3) rearrange(const __grid
   for (i64 b = blockIdx.z; b < p.to_batches; b += gridDim.z) {
     const i64 place = p.places == nullptr ? b : p.places[b];
     const Word* from = u64(place) < u64(p.batches) ? p.from + place * p.from_batch : nullptr;
-    Word* to = p.to + b * p.to_batch;
+    Wide* to = p.to + b * p.to_batch;
     if (p.way == kStraight) {
       const i64 lines = kLines * (kThreads / p.lanes), count = down ? p.to_columns : p.to_rows;
       for (i64 first = blockIdx.y * lines; first < count; first += gridDim.y * lines) copy(p, from, to, first, down);

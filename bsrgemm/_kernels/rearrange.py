@@ -1,4 +1,4 @@
-"""Copies of operands by one kernel: turned, with longer lines, in another order, or rounded to tf32 in parts."""
+"""Copies of operands by one kernel: turned, with longer lines, in another order, or with numbers in another form."""
 
 from __future__ import annotations
 
@@ -84,12 +84,23 @@ class Way(IntEnum):
     SMALL = 2
 
 
+class Form(IntEnum):
+    """What is written of a number: itself, in one or two parts of tf32, with i times it, or of fp8 as 16-bit floats."""
+
+    AS_IT_IS = 0
+    TF32 = 1
+    TWO_TF32 = 2
+    TIMES_I = 3
+    F16 = 4
+    BF16 = 5
+
+
 @dataclass(frozen=True)
 class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
-    """A copy of an operand in words of so many bytes: turned, or with longer lines, or rounded to tf32 in parts."""
+    """A copy of an operand, read in words of so many bytes: turned, or with longer lines, or in another form."""
 
     word: int
-    parts: int = 0
+    form: Form = Form.AS_IT_IS
 
     #: words of a thread: of small matrices, and of lines
     threads, words, lines = 256, 8, 4
@@ -102,19 +113,23 @@ class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[Rearrange]:
         yield from (cls(word) for word in (1, 2, 4, 8, 16))
-        yield from (cls(4, parts) for parts in (1, 2))
+        yield from (cls(4, form) for form in (Form.TF32, Form.TWO_TF32))
+        yield from (cls(word, Form.TIMES_I) for word in (8, 16))
+        yield from (cls(word, form) for form in (Form.F16, Form.BF16) for word in (1, 2, 4, 8))
 
     @classmethod
-    def copying(cls, x: Any, to: Lie, *, places: Any = None, parts: int = 0, both: bool = False) -> Launch:
+    def copying(
+        cls, x: Any, to: Lie, *, places: Any = None, form: Form = Form.AS_IT_IS, part: int = 0, both: bool = False
+    ) -> Launch:
         """The launch that copies x to `to`, both batches of matrices; its operands are arrays that lie like both.
 
         `to` may have more rows and columns, which become zero. Its matrix b is number ``places[b]`` of x; without
-        `places` they are in order. With two `parts`, the second one is behind all columns of the first. With
-        `both`, the matrices are two operands and their copies, which begin at multiples of 16 bytes.
+        `places` they are in order. Of a form with two numbers for one, the second is `part` elements behind the first.
+        With `both`, the matrices are two operands and their copies, which begin at multiples of 16 bytes.
         """
-        size = x.itemsize
+        size, wider = x.itemsize, to.itemsize
         shape, steps = x.shape, [n // size for n in x.strides]
-        ends, ways = list(to.shape), [n // size for n in to.strides]
+        ends, ways = list(to.shape), [n // wider for n in to.strides]
         batches, rows, columns = shape
         row = (rows * steps[1], rows * ways[1])
         if not both and places is None and ends[1] == rows and (batches == 1 or (steps[0], ways[0]) == row):
@@ -123,14 +138,14 @@ class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
         straight = across == (ways[2] <= ways[1])
         fast, slow = (2, 1) if across else (1, 2)
         wide = 1
-        if straight and steps[fast] == ways[fast] == 1 and not parts:
+        if straight and steps[fast] == ways[fast] == 1 and form in (Form.AS_IT_IS, Form.F16, Form.BF16):
             extents = (columns if across else rows, ends[fast], steps[0], steps[slow], ways[0], ways[slow])
-            wide = math.gcd(LINE // size, *extents, x.data.ptr // size, to.data.ptr // size)
+            wide = math.gcd(LINE // wider, *extents, x.data.ptr // size, to.data.ptr // wider)
             rows, columns = (rows, columns // wide) if across else (rows // wide, columns)
             ends[fast] //= wide
             steps = [n if i == fast else n // wide for i, n in enumerate(steps)]
             ways = [n if i == fast else n // wide for i, n in enumerate(ways)]
-        kernel, small = cls(size * wide, parts), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
+        kernel, small = cls(size * wide, form), batches > 1 and ends[1] * ends[2] <= _SMALL_WORDS
         way = Way.SMALL if small else Way.STRAIGHT if straight else Way.TURNED
         lanes = min(kernel.side, 1 << (max(1, ends[fast]) - 1).bit_length())
         packed = REARRANGE.pack(
@@ -138,7 +153,7 @@ class Rearrange(Kernel, source="rearrange.cu", argument=REARRANGE):
             **{f"from_{name}": n for name, n in zip(("batch", "row", "column"), steps, strict=True)},
             **{f"to_{name}": n for name, n in zip(("batch", "row", "column"), ways, strict=True)},
             batches=batches, rows=rows, columns=columns, to_batches=ends[0], to_rows=ends[1], to_columns=ends[2],
-            part=ends[2] * ways[2], way=way, lanes=lanes,
+            part=part, way=way, lanes=lanes,
         )  # fmt: skip
         write = _writer_of_both(kernel.word) if both else REARRANGE.patch("from", "to").write
         return Launch(kernel, kernel.grid(way, ends, fast, lanes), packed, pointers=write, holds=places)

@@ -73,6 +73,7 @@ class Problem:
     transposed: bool
     #: "C" or "F" for operands whose rows or columns TMA can read, otherwise "" (see `order_of`)
     b_order: str
+    #: the same, or "rows" for a complex result whose rows are contiguous at any address (see `order_of_result`)
     c_order: str
     #: whether C is only written, because beta is 0
     overwrite: bool
@@ -115,6 +116,12 @@ def order_of(x: Array) -> str:
     if row == size and col % 16 == 0 and size * rows <= col < _MOST_PITCH:
         return "F"
     return ""
+
+
+def order_of_result(x: Array) -> str:
+    """Return what `order_of` does, or "rows" for a complex array whose rows are contiguous at any address."""
+    rows = x.dtype.kind == "c" and x.strides[-1] == x.itemsize
+    return order_of(x) or ("rows" if rows else "")
 
 
 class ProductPattern(NamedTuple):

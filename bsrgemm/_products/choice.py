@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .._kernels.card import Card
 from .call import Problem
 from .costs import H200
 from .dense import Dense
@@ -14,7 +15,7 @@ from .spmm import Spmm, SpmmF64
 from .spmv_small import SpmvSmall
 from .swap_ab_sm90 import GemmTurnedSm90
 
-#: The kernels of ``A @ B`` that are compiled. prepared.py has those that copy an operand for one of them.
+#: The kernels of ``A @ B`` that are compiled. prepared.py has the preparations that hold one of them.
 DENSE: tuple[type[Dense], ...] = (
     *(GemmFew, GemmTurnedSm90, GemmSm90, GemmSm80, SpmmF64, SpmvSmall, Spmm, Spmv, GemmSimt),
 )
@@ -28,3 +29,11 @@ def variants(problem: Problem) -> Iterator[Dense]:
     serving = [kernel for kernel in DENSE if kernel.serves(problem)]
     for kernel in sorted(serving, key=lambda kernel: kernel.best(problem).seconds(problem, H200)):
         yield from kernel.variants(problem)
+
+
+def plain(problem: Problem, card: Card) -> Dense:
+    """The kernel with the shortest predicted time of those that take the operands as they lie, the first of equals."""
+    serving = [kernel.best(problem) for kernel in DENSE if kernel.serves(problem)]
+    if not serving:
+        raise ValueError(f"no kernel can multiply this: {problem}")
+    return min(serving, key=lambda kernel: kernel.seconds(problem, card))

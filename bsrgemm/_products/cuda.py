@@ -16,7 +16,7 @@ from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
 from . import block_products, sampled, spgemm_pattern
 from .block_products import SpgemmSimt
-from .call import ProductCall, ProductPattern, order_of
+from .call import ProductCall, ProductPattern, order_of, order_of_result
 from .engine import ProductEngine
 from .operand import Kind, PreparedLaunches, operand_of, problem_of
 from .prepared import choose
@@ -31,7 +31,7 @@ _MOST_INT32 = 2**31
 def prepared_for(call: ProductCall) -> Launch | Chain:
     """Return what carries out products of this kind, wherever B and the result lie."""
     operand = operand_of(call.matrix)
-    problem = problem_of(operand, call, (order_of(call.B), order_of(call.out)))
+    problem = problem_of(operand, call, (order_of(call.B), order_of_result(call.out)))
     kernel = call.kernel or choose(problem, card())
     found: Launch | Chain = kernel.prepare(Kind(problem, operand, call.B, call.out), card())
     return found

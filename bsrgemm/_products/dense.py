@@ -8,6 +8,7 @@ row: a block row is cut into row tiles of equal height, and one tile of a tensor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,6 +124,26 @@ class Preparation(Dense):
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[Any]:
         yield from ()
+
+
+@dataclass(frozen=True)
+class Holder(Preparation):
+    """A preparation that holds the kernel, or another preparation, which computes what is prepared."""
+
+    kernel: Any
+
+    def inner(self, problem: Problem) -> Problem:
+        """The product that the kernel computes."""
+        raise NotImplementedError
+
+    def around(self, problem: Problem, inner: Problem, card: Card) -> float:
+        """Seconds of what is done before and after it."""
+        raise NotImplementedError
+
+    def seconds(self, problem: Problem, card: Card) -> float:
+        inner = self.inner(problem)
+        found: float = self.kernel.seconds(inner, card) + self.around(problem, inner, card)
+        return found
 
 
 class ByRows(Dense):

@@ -1,26 +1,30 @@
-"""What fills a matrix up with zeros, so that a dense product can be computed, and what mends its result."""
+"""Products of a matrix that is filled up with zeros: what fills it, and what mends the result."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import cupy
 import numpy as np
 
 from .._kernels.card import Card
 from .._kernels.element_types import BYTES, Types
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Launch
-from .._kernels.rearrange import LINE
+from .._kernels.launch import Chain, Launch
+from .._kernels.rearrange import LINE, Lie
 from .._kernels.structs import Struct
 from . import arguments
 from .call import Problem
-from .dense import Dense, ceil_power_of_two
+from .choice import plain
+from .copied import MOST_BYTES
+from .costs import memory, operand_bytes
+from .dense import Dense, Holder, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
-from .operand import Kind
+from .operand import Kind, Operand
 
 #: Rows of a part of a block row; block columns of a window, and bytes of a part of it, at most and at least; CTAs that
 #: a multiprocessor should have.
@@ -135,3 +139,72 @@ def filled(problem: Problem) -> Problem:
         problem, types=replace(problem.types, index="i32"), R=rows, K=wide, block_rows=1, block_cols=columns // wide,
         blocks=columns // wide, transposed=False, aligned=True, line=line if line > wide else 0,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Filled(Holder):
+    """Fill the matrix up with zeros, and multiply it as one block row of large blocks.
+
+    Small and odd blocks leave tensor cores idle: where enough of the matrix is stored, the dense product is faster.
+    What is not finite afterwards is computed again from what is stored, and so is a block row that has a block twice.
+    """
+
+    costs: ClassVar = {
+        "t0": 13.5, "fill": 0.525, "store": 0.0626, "read": 0.296,
+    }  # fmt: skip
+
+    @classmethod
+    def serves(cls, problem: Problem) -> bool:
+        columns, size = problem.block_cols * problem.K, BYTES[problem.types.a]
+        return (
+            problem.block_rows > 1
+            and problem.blocks > 0
+            and problem.overwrite
+            and problem.parts == 1
+            and problem.line == 0
+            and not problem.turned
+            and max(columns + LINE, problem.R * problem.K) < 2**31
+            and problem.block_rows * problem.R * (columns * size + LINE) <= MOST_BYTES
+        )
+
+    @classmethod
+    def best(cls, problem: Problem) -> Filled:
+        raise NotImplementedError("the kernel of a filled matrix is one of many options")
+
+    def inner(self, problem: Problem) -> Problem:
+        return filled(problem)
+
+    def around(self, problem: Problem, inner: Problem, card: Card) -> float:
+        """The filled matrix is written, and the result is read."""
+        x = self.costs
+        stored, _, result = operand_bytes(problem)
+        written = inner.blocks * inner.R * inner.lines * BYTES[problem.types.a]
+        around = [memory(card, n) / x[of] for n, of in ((stored, "store"), (written, "fill"), (result, "read"))]
+        return 1e-6 * (x["t0"] + float(sum(around)))
+
+    def prepare(self, call: Kind, card: Card) -> Chain:
+        problem, inner, stored = call.problem, filled(call.problem), call.operand.arrays[0]
+        data = Lie.in_order(stored.dtype, (inner.blocks, inner.R, inner.lines))
+        operand = call.operand.remembered(("filled", inner.R, inner.K), lambda: self._operand(call, inner))
+        launch = self.kernel.prepare(Kind(inner, operand, call.B, call.out, True), card)
+        names = problem.types
+        fill, shape = Fill(BYTES[names.a], names.index).prepare(call, card)
+        mend = Mend(names, problem.transposed).mending(call, shape[1] * shape[2])
+
+        def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
+            B, out, full, twice = arrays
+            fill.start((stored, full, twice))
+            launch.start((B, out, full), alpha, beta)
+            mend.start((B, out, twice), alpha, beta)
+
+        rooms = [(data.shape, data.dtype), (shape, np.dtype(np.uint8))]
+        return Chain([multiply], rooms, otherwise=lambda: plain(problem, card).prepare(call, card))
+
+    @staticmethod
+    def _operand(call: Kind, inner: Problem) -> Operand:
+        """The filled matrix: one block row, all of whose blocks are stored."""
+        dtype, line = call.operand.arrays[0].dtype, inner.lines * BYTES[inner.types.a]
+        data = Lie(dtype, (inner.blocks, inner.R, inner.K), (inner.R * line, line, dtype.itemsize))
+        indices = cupy.arange(inner.blocks, dtype=np.int32)
+        bounds = cupy.arange(0, inner.blocks + 1, inner.blocks, dtype=np.int32)
+        return call.operand.derived(data, indices, bounds, (inner.R, inner.block_cols * inner.K))

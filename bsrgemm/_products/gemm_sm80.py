@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 from .._kernels.card import Card, shared_kb, tensor_arch
-from .._kernels.element_types import BYTES, Types, element
-from .._kernels.launch import Launch
+from .._kernels.element_types import BYTES, Types, element, number
+from .._kernels.launch import Launch, Scratch
 from . import arguments
 from .call import Problem
 from .costs import from_l2, memory, operand_bytes, overlapped, rows_of, speed
 from .dense import Tiled, schedule, tensor_cores_serve
 from .operand import Kind
+from .work_list import Share
 
 #: Element -> (how it is multiplied, number of columns of A that one instruction takes).
 MMA = {
@@ -59,13 +61,24 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         "t0": 10.8, "lat_h": 624.0, "lat_s": 785.0, "lat_t": 857.0, "lat_d": 559.0, "lat_i": 559.0, "lat_n": 22.9,
         "rate_h": 1.37, "rate_s": 0.194, "rate_t": 0.604, "rate_d": 0.179, "rate_i": 3.01, "union_h": 0.722,
         "union_s": 0.143, "union_t": 0.27, "union_d": 0.234, "union_i": 1.0, "T": 0.798, "F": 0.924, "ragged_h": 1.09,
-        "ragged_s": 1.07, "ragged_t": 1.08, "ragged_d": 1.05, "ragged_i": 1.6, "l2": 1.02,
+        "ragged_s": 1.07, "ragged_t": 1.08, "ragged_d": 1.05, "ragged_i": 1.6, "l2": 1.02, "cut": 4.0,
+        "add": 1e5,
     }  # fmt: skip
 
     @property
     def shared_bytes(self) -> int:
         """An upper bound of the size of the kernel's struct Shared, in bytes."""
         return self.stages * 128 * (self.row_tiles * self.row_tile_height + self.tile_n) + 1024
+
+    def least_columns(self, problem: Problem) -> int:
+        """The columns of A up to which a group is not cut.
+
+        Eight stages take as long as adding the sums of a split, which one CTA does for all splits of a group; a group of
+        usual length gets twelve at most.
+        """
+        of = rows_of(problem)
+        mean = of.union(-(-self.row_tiles // -(-problem.R // self.row_tile_height)))
+        return max(8 * 128 // BYTES[self.types.a], math.ceil(mean * problem.K / 12))
 
     def ctas(self, arch: str) -> int:
         """Return the number of CTAs that share a multiprocessor: kCtas of the kernel."""
@@ -98,9 +111,15 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
             * (x["F"] if self.b_transposed else 1)
             * (x["ragged_" + kind] if self.ragged else 1)
         )
-        chain = math.ceil(p.K * size / 128) * (longest + (rounds - 1) * mean) * step / 1e3 / speed(card)
+        share, least = tiles * mean / (card.multiprocessors * resident), self.least_columns(p) / p.K
+        entries, adding = longest + (rounds - 1) * mean, 0.0
+        if longest > max(1.15 * share, least):  # it is cut
+            entries = max(1.3 * share, least)
+            sums = high * min(self.tile_n, p.N) * (8 if kind == "d" else 4)
+            adding = x["cut"] + longest / entries * sums / x["add"]
+        chain = math.ceil(p.K * size / 128) * entries * step / 1e3 / speed(card)
         l2 = x["l2"] * from_l2(card, tiles * mean * p.K * self.tile_n * size)
-        return x["t0"] + overlapped(chain, l2, memory(card, *operand_bytes(p)))
+        return x["t0"] + adding + overlapped(chain, l2, memory(card, *operand_bytes(p)))
 
     def runs_on(self, arch: str) -> bool:
         return super().runs_on(arch) and self.shared_bytes <= shared_kb(arch) * 1024
@@ -165,11 +184,21 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     def prepare(self, call: Kind, card: Card) -> Launch:
         problem, operand, shape = call.problem, call.operand, self.shape_of_groups(call)
         pattern = operand.pattern(call.stored_columns, problem.transposed)
-        groups, items = operand.groups(pattern, *shape), operand.whole_items(pattern, *shape)
-        tiles = groups.count * self.column_tiles(problem)
-        grid = (min(tiles, card.multiprocessors * self.ctas(card.arch)),)
+        column_tiles, ctas = self.column_tiles(problem), card.multiprocessors * self.ctas(card.arch)
+        share = Share(problem.K, column_tiles, ctas, self.least_columns(problem))
+        groups, items = operand.groups(pattern, *shape), operand.split_items(pattern, *shape, share)
+        grid = (ctas if items.pieces else min(groups.count * column_tiles, ctas),)
         more = {"schedule": schedule(groups, items), "line": problem.lines, "high": shape[0] * self.row_tile_height}
-        return self.launch(call, grid, more=more, holds=(groups, items))
+        pieces, pointers = items.pieces * column_tiles, _writer_of_sums(self.acc)
+        sums = pieces * self.row_tiles * self.row_tile_height * self.tile_n * number(self.acc).itemsize
+        scratch = Scratch(sums, pieces, pointers) if pieces else None
+        return self.launch(call, grid, more=more, scratch=scratch, holds=(groups, items))
+
+
+@cache
+def _writer_of_sums(acc: str) -> Callable[[Any, int, int], None]:
+    """What writes the addresses of the sums of splits and of the counters of those that have arrived."""
+    return arguments.gemm_sm80(acc).patch("schedule.partial", "schedule.arrived").write
 
 
 def _rows_of_tiles(R: int) -> int:

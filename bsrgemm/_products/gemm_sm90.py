@@ -154,7 +154,7 @@ class WorkListSm90(Tiled):
             "schedule": schedule(groups, items),
             "group": self.group(problem.block_cols * problem.K),
             "count": -1 if items.pieces else groups.count,
-            "keep_a": operand.source[0].nbytes <= _KEPT_BYTES,
+            "keep_a": call.blocks.nbytes <= _KEPT_BYTES,
             "groups": groups.count,
             "entries": len(groups.columns),
         }
@@ -384,7 +384,7 @@ class GemmSm90(
 
     def block_map(self, call: Kind) -> Layout | None:
         """For row tiles of fewer than 64 rows, the blocks are lines of 128 bytes if `flat`; otherwise there is none."""
-        data, height = call.operand.source[0], self.row_tile_height
+        data, height = call.blocks, self.row_tile_height
         blocks, rows, cols = data.shape
         dims, strides, box = (cols, blocks * rows), (cols * data.itemsize,), (128 // data.itemsize, height)
         if height < 64 and not self.lines:

@@ -34,7 +34,7 @@ class Operand:
 
     __slots__ = (
         *("__weakref__", "_entries", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
-        *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole", "wide"),
+        *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole"),
     )  # fmt: skip
 
     def __init__(self, A: Any) -> None:
@@ -54,11 +54,9 @@ class Operand:
         self._entries: dict[Any, StreamOrdered] = {}
         #: what is known of kinds of calls: those that were checked, and launches
         self.calls = Calls()
-        #: for a complex matrix, the real matrices that replace it in products (see `prepared.RealViews`)
-        self.wide: dict[int, Any] = {}
 
     def derived(self, data: Any, indices: Array, indptr: Array, shape: tuple[int, int]) -> Operand:
-        """A matrix of other blocks, which are copied for each product; `data` says how they would lie."""
+        """A matrix of other blocks and another pattern, which are copied for each product; `data` says how they lie."""
         found = Operand.__new__(Operand)
         found.source = found.arrays = (data, indices, indptr)
         found.backend, found.array_type, found.blocks, found.shape = self.backend, self.array_type, len(data), shape
@@ -165,6 +163,13 @@ class Kind:
     out: Any
     #: whether a launch takes the blocks of A from a copy, whose address follows those of B and the result
     copied: bool = False
+    #: how that copy lies, if its shape and dtype are not those of the operand's blocks
+    lie: Any = None
+
+    @property
+    def blocks(self) -> Any:
+        """The blocks of A, or how their copy lies."""
+        return self.operand.source[0] if self.lie is None else self.lie
 
     @property
     def stored_columns(self) -> int:

@@ -17,11 +17,13 @@ from .._kernels.rearrange import Lie, Rearrange
 from ..dtypes import accumulator_dtype
 from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90
 from .call import Problem, order_of
+from .copied import Copied
 from .costs import H200, memory
 from .dense import Dense
 from .filled import filled
 from .operand import Kind, Operand
-from .prepared import Copied, RealViews, options
+from .prepared import options
+from .real_views import RealViews
 from .sampled import SampledLaunch
 
 #: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.

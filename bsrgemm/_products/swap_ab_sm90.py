@@ -180,7 +180,7 @@ class GemmTurnedSm90(
         return cls(names, height, row_tiles, tile_n, depth, deep % depth, whole_slabs, rooms, cut)
 
     def block_map(self, call: Kind) -> Layout:
-        data, problem = call.operand.source[0], call.problem
+        data, problem = call.blocks, call.problem
         blocks, rows, cols = data.shape
         box, pitch = (self.line // data.itemsize, self.row_tile_height), problem.lines * data.itemsize
         return Layout(tensor_map.dtype_name(data.dtype), (cols, blocks * rows), (pitch,), box, f"{self.line}B")

@@ -88,8 +88,8 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
 
     from .choice import variants
     from .cuda import prepared_for
+    from .dense import Holder
     from .operand import operand_of, problem_of
-    from .prepared import Copied
     from .prepared import fastest as fastest_of
     from .tuned import keep
 
@@ -109,15 +109,16 @@ def tune(A: Any, N: int, *, dtype: Any = None, precision: str | None = None) -> 
         times.append((kernel, time_gpu(partial(launch.start, (B, out), 1, 0), _REPEATS)))
     times.sort(key=lambda pair: pair[1])
     fastest = times[0][0]
-    keep(problem, None if isinstance(fastest, Copied) else fastest)
+    keep(problem, None if isinstance(fastest, Holder) else fastest)
     operand.calls.clear()
     return [(_named(kernel), seconds) for kernel, seconds in times]
 
 
 def _named(kernel: Dense) -> str:
     """What a kernel is called in the result of `tune`: everything that is compiled for it."""
-    from .prepared import Copied
+    from .dense import Holder
+    from .prepared import innermost
 
-    if isinstance(kernel, Copied):
-        return f"{kernel.kernel.spec()} with copies"
+    if isinstance(kernel, Holder):
+        return f"{innermost(kernel).spec()} with copies"
     return str(kernel.spec())

@@ -18,9 +18,6 @@ import numpy as np
 from .._backend.base import Array, Backend
 
 _INT32 = np.dtype(np.int32)
-#: A group with at most so many columns of A is never cut, because writing and adding the sums of a piece costs as much
-#: as multiplying so many columns.
-_LEAST_COLUMNS = 512
 #: A group is cut only if it is longer than a CTA's fair share times this factor, because one round less saves more.
 _SLACK = 1.15
 
@@ -96,6 +93,9 @@ class Share(NamedTuple):
     #: number of column tiles of the result, over all batches
     column_tiles: int
     ctas: int
+    #: a group with at most so many columns of A is never cut, because writing and adding the sums of a piece costs as
+    #: much as multiplying so many columns
+    least_columns: int = 512
 
     @property
     def most_pieces(self) -> int:
@@ -110,7 +110,7 @@ class Share(NamedTuple):
     @property
     def least_entries(self) -> int:
         """The number of entries up to which a group is never cut."""
-        return -(-_LEAST_COLUMNS // self.K)
+        return -(-self.least_columns // self.K)
 
 
 def coordinates(backend: Backend, pattern: Pattern) -> tuple[Array, Array]:

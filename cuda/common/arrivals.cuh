@@ -3,14 +3,14 @@
 
 #include "common/bsr.cuh"
 
-// Whether this CTA is the last of the grid to come here: if so, it sees what the others wrote before. All threads call
-// it. The counter is zero before and after.
-template <class Counter> __device__ __forceinline__ bool arrives_last(Counter* arrived) {
+// Whether this CTA is the last of all, by default of the grid, to come here: if so, it sees what the others wrote
+// before. All threads call it. The counter is zero before and after.
+template <class Counter> __device__ __forceinline__ bool arrives_last(Counter* arrived, u32 all = gridDim.x) {
   __shared__ bool smem_last;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    smem_last = atomicAdd(arrived, Counter(1)) == Counter(gridDim.x) - 1;
+    smem_last = atomicAdd(arrived, Counter(1)) == Counter(all) - 1;
     if (smem_last) *arrived = 0;
   }
   __syncthreads();

@@ -12,7 +12,9 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._products import copied as copied_module
 from bsrgemm._products import dense, gemm_sm80, prepared
+from bsrgemm._products.real_views import RealViews
 
 from ..devices import Device
 from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Case, cases, check, few_ctas, matrix, numbers
@@ -66,6 +68,35 @@ def unique(case: Case) -> bool:
 )
 def test_products_are_exact(case: Case, alpha: Any, beta: Any, device: Device, rng: np.random.Generator) -> None:
     check(device, KERNEL, replace(case, alpha=alpha, beta=beta), matrix(rng, case, unique(case)))
+
+
+@cases(
+    *(
+        replace(case, density=2, rows=40 if case.transposed else 3, cols=3 if case.transposed else 40)
+        for case in (
+            Case(F16, (32, 64), 40, F32),
+            Case(BF16, (24, 40), 33, batches=2),
+            Case(F32, (16, 32), 24, b="F16", transposed=True),
+            Case(F32, (48, 32), 17, precision="tf32"),
+            Case(F64, (20, 16), 20, batches=2),
+            Case(I8, (32, 64), 20, I32, b="F16"),
+        )
+    ),
+    Case(F16, (40, 64), 72, F32, rows=2, cols=60, density=2, alpha=1, beta=0),
+    large=(Case(F64, (256, 256), 40, rows=3, cols=20, density=2), Case(F16, (48, 48), 300, rows=4, cols=200)),
+)
+@pytest.mark.sanitizer
+def test_long_rows_are_cut_and_their_sums_added(
+    case: Case, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, nothing_is_small: None
+) -> None:
+    """The sums of a split are those of some of the blocks; the last CTA that has some adds all, in their order."""
+    made: list[int] = []
+    scratch = gemm_sm80.Scratch
+    monkeypatch.setattr(gemm_sm80, "Scratch", lambda *given: made.append(given[0]) or scratch(*given))
+    A = matrix(rng, case, unique(case))
+    on_device = check(device, KERNEL, case, A)
+    assert made and made[0] > 0
+    check(device, KERNEL, case, A, on_device)  # counters are zero again
 
 
 @pytest.mark.before
@@ -239,13 +270,13 @@ def test_real_products_of_complex_ones_may_come_in_panels(
 ) -> None:
     """Their operand is not there yet when the panels are prepared."""
     device.needs("sm_90a")
-    monkeypatch.setattr(prepared, "_PANEL_BYTES", 200_000)
-    monkeypatch.setattr(prepared, "_PANEL_COLUMNS", 64)
+    monkeypatch.setattr(copied_module, "_PANEL_BYTES", 200_000)
+    monkeypatch.setattr(copied_module, "_PANEL_COLUMNS", 64)
     usual = prepared.fastest
 
     def by_panels(problem: Any, card: Any, copies: bool) -> Any:
-        every = (x for x in prepared.options(problem, copies) if isinstance(x, prepared.Copied) and x.order)
-        return next(every, None) or usual(problem, card, copies)
+        views = (x for x in prepared.options(problem, copies) if isinstance(x, RealViews))
+        return next((x for x in views if getattr(x.kernel, "order", "")), None) or usual(problem, card, copies)
 
     monkeypatch.setattr(prepared, "fastest", by_panels)
     case = Case(C64, (32, 32), 200)

@@ -14,6 +14,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._products import copied as copied_module
 from bsrgemm._products import dense, gemm_sm90, prepared, work_list
 
 from ..devices import Device
@@ -298,14 +299,14 @@ def every_copy_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = prepared.fastest
 
     def copied(problem: Any, card: Any, copies: bool) -> Any:
-        every = (x for x in prepared.options(problem, copies) if isinstance(x, prepared.Copied) and x.parts)
+        every = (x for x in prepared.options(problem, copies) if isinstance(x, copied_module.Copied) and x.parts)
         return next((x for x in every if isinstance(x.kernel, gemm_sm90.GemmSm90)), None) or usual(
             problem, card, copies
         )
 
     monkeypatch.setattr(prepared, "fastest", copied)
-    monkeypatch.setattr(prepared, "_PANEL_BYTES", 100_000)
-    monkeypatch.setattr(prepared, "_PANEL_COLUMNS", 64)
+    monkeypatch.setattr(copied_module, "_PANEL_BYTES", 100_000)
+    monkeypatch.setattr(copied_module, "_PANEL_COLUMNS", 64)
 
 
 #: The largest errors of a product of two factors that are cut to 10 bits, that are rounded, and of two in two parts.
@@ -325,7 +326,7 @@ def test_products_by_copies_of_panels(
     precision: str, batches: int, N: int, step: int, panels: int, device: Device, rng: np.random.Generator,
     every_copy_pays: None, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(prepared, "_PANEL_BYTES", 100_000 if precision == "tf32" else 200_000)
+    monkeypatch.setattr(copied_module, "_PANEL_BYTES", 100_000 if precision == "tf32" else 200_000)
     A = matrix(rng, Case(F32, (32, 40), N, rows=4, cols=3))
     front = (batches,) if batches else ()
     B = numbers(rng, (*front, A.shape[1], N * step), F32)
@@ -409,7 +410,7 @@ def test_float32_in_two_parts_keeps_long_sums_of_one_sign(
     device: Device, rng: np.random.Generator, every_copy_pays: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensor cores cut what they add up. Numbers that round to infinity with 11 bits stay finite."""
-    monkeypatch.setattr(prepared, "_PANEL_BYTES", 2_000_000)
+    monkeypatch.setattr(copied_module, "_PANEL_BYTES", 2_000_000)
     A = matrix(rng, Case(F32, (32, 32), 96, rows=3, cols=60), unique=True)
     A.data[...] = np.abs(rng.standard_normal(A.data.shape))
     B = np.abs(rng.standard_normal((A.shape[1], 96))).astype(F32)

@@ -18,7 +18,7 @@ from bsrgemm._products.call import Problem
 from bsrgemm._products.dense import Dense
 
 from ..devices import Device
-from .products import BF16, C64, C128, F16, F32, F64, I8, I32, Bsr, Case, cases, check, matrix, numbers
+from .products import BF16, C64, C128, E4M3, F16, F32, F64, I8, I32, Bsr, Case, cases, check, matrix, numbers
 
 
 @pytest.fixture
@@ -80,6 +80,20 @@ def every_option(chosen: Any, checked: Callable[[], Any]) -> Iterator[str]:
     Case(C64, (32, 16), 1, beta=0.5j, rows=4, cols=4, transposed=True),
     Case(C64, (16, 16), None, beta=0, rows=4, cols=4),
     Case(C128, (48, 8), 17, alpha=1j, beta=0, b="F", c="F", rows=4, cols=4, transposed=True),
+    Case(C64, (5, 7), 33, beta=3, batches=2, rows=4, cols=4),
+    Case(C64, (24, 3), 24, beta=0, b="gaps", rows=4, cols=4, batches=2, transposed=True),
+    Case(C128, (9, 31), 12, alpha=1j, beta=2 - 1j, rows=4, cols=4),
+    Case(C128, (17, 16), 1, beta=0, rows=4, cols=4),
+    *(
+        Case(E4M3, block, N, out, b=b, c=c, beta=beta, transposed=turned, batches=batches, rows=4, cols=4)
+        for block, N, out, b, c, beta, turned, batches in (
+            ((24, 20), 40, F16, "C", "C", 0, False, 0),
+            ((17, 33), 33, F32, "F", "F", 0, True, 0),
+            ((50, 50), 24, BF16, "C16", "C", -1, False, 2),
+            ((3, 3), 1, F32, "C", "C", 0, True, 0),
+            ((64, 32), 72, F16, "F16", "C", 0, False, 0),
+        )
+    ),
 )
 def test_every_option_is_exact(case: Case, device: Device, chosen: Any, rng: np.random.Generator) -> None:
     device.needs("sm_90a")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels.rearrange import Lie, Rearrange
+from bsrgemm._kernels.rearrange import Form, Lie, Rearrange
+from bsrgemm.dtypes import BFLOAT16
 
 from ..devices import Device
 from .products import F32, few_ctas
@@ -31,7 +33,7 @@ def copied(device: Device, x: np.ndarray[Any, Any], layout: str, parts: int) -> 
     batch = B if B.ndim == 3 else B[None]
     _, rows, columns = batch.shape
     lie = Lie(F32, batch.shape, (4 * parts * rows * columns, 4, 4 * rows))
-    Rearrange.copying(batch, lie, parts=parts).start((B, room))
+    Rearrange.copying(batch, lie, form=Form(parts), part=rows * columns).start((B, room))
     shape = (*x.shape[:-2], parts, x.shape[-1], x.shape[-2])
     return device.asnumpy(room).reshape(shape).swapaxes(-1, -2)
 
@@ -126,3 +128,49 @@ def test_matrices_come_from_their_places(shape: Any, device: Device, rng: np.ran
     Rearrange.copying(given, to, places=where).start((given, room))
     want = np.stack([x[i].T if 0 <= i < len(x) else np.zeros((columns, rows), x.dtype) for i in places])
     np.testing.assert_array_equal(device.asnumpy(room), want)
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 16, 16), (3, 5, 7), (1, 70, 256), (40, 3, 12)], ids=str)
+def test_fp8_is_widened_exactly(shape: Any, order: str, name: str, device: Device, rng: np.random.Generator) -> None:
+    """Every byte, also subnormal numbers and NaN, into lines of whole 16 bytes that end with zeros."""
+    x = rng.integers(0, 256, shape).astype(np.uint8)
+    x.reshape(-1)[: min(x.size, 256)] = np.arange(256, dtype=np.uint8)[: x.size]
+    batches, rows, columns = shape
+    wide = BFLOAT16 if name == "BF16" else np.dtype(np.float16)
+    pitch = -(-columns // 8) * 8
+    given = device.asarray(np.ascontiguousarray(x if order == "C" else x.swapaxes(1, 2)))
+    given = given if order == "C" else given.swapaxes(1, 2)
+    room = device.asarray(np.full((batches, rows, pitch), 3, wide))
+    to = Lie.in_order(wide, (batches, rows, pitch))
+    Rearrange.copying(given, to, form=Form[name]).start((given, room))
+    got, want = device.asnumpy(room), x.view(ml_dtypes.float8_e4m3fn).astype(wide)
+    np.testing.assert_array_equal(got[..., :columns].astype(np.float64), want.astype(np.float64))
+    assert not got[..., columns:].astype(np.float64).any()
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("layout", ["C", "F", "gaps"])
+@pytest.mark.parametrize("shape", [(1, 1), (16, 33), (2, 5, 7), (3, 70, 40)], ids=str)
+def test_a_complex_number_is_written_with_i_times_it(
+    shape: Any, layout: str, dtype: Any, device: Device, rng: np.random.Generator
+) -> None:
+    """In the next row of real numbers; infinity, NaN and the signs of zeros stay apart."""
+    x = (rng.integers(-3, 4, shape) + 1j * rng.integers(-3, 4, shape)).astype(dtype)
+    x.reshape(-1)[0] = complex(np.inf, np.nan)
+    B = device.lying(x, layout)
+    batch = B if B.ndim == 3 else B[None]
+    batches, rows, columns = batch.shape
+    size = x.itemsize
+    room = device.cupy.empty(2 * batches * rows * columns, dtype)
+    to = Lie(x.dtype, batch.shape, (2 * rows * columns * size, 2 * columns * size, size))
+    Rearrange.copying(batch, to, form=Form.TIMES_I, part=columns).start((B, room))
+    got = device.asnumpy(room).reshape(batches, rows, 2, columns)
+    want = np.stack([x, x], axis=-2).reshape(got.shape)
+    turned = np.empty_like(want[:, :, 1])
+    turned.real, turned.imag = -want[:, :, 1].imag, want[:, :, 1].real
+    want[:, :, 1] = turned
+    np.testing.assert_array_equal(got.view(x.real.dtype), want.view(x.real.dtype))

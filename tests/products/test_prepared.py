@@ -10,9 +10,11 @@ import pytest
 
 from bsrgemm._kernels.element_types import types
 from bsrgemm._products.call import Problem
+from bsrgemm._products.copied import Copied, panel_width
 from bsrgemm._products.costs import H200
 from bsrgemm._products.gemm_sm90 import GemmSm90
-from bsrgemm._products.prepared import Copied, RealViews, fastest, options, panel_width
+from bsrgemm._products.prepared import fastest, options
+from bsrgemm._products.real_views import RealViews
 
 F32 = np.dtype(np.float32)
 HALF = types(*[np.dtype(np.float16)] * 3, F32, np.dtype(np.int32))
@@ -38,7 +40,7 @@ USUAL = Problem(
     ids=str,
 )
 def test_panels(change: dict[str, Any], order: str, parts: int, columns: int) -> None:
-    assert panel_width(replace(USUAL, **change), order, parts) == columns
+    assert panel_width(replace(USUAL, **change), Copied(None, "", order, parts)) == columns
 
 
 def test_which_copies_there_are() -> None:
@@ -97,11 +99,12 @@ COMPLEX = replace(USUAL, arch="sm_80", types=types(C64, C64, C64, C64, np.dtype(
     [
         ({}, True),
         ({"arch": "sm_75"}, False),
-        ({"line": 144}, False),
-        ({"R": 24}, False),
-        ({"K": 12}, False),
-        ({"transposed": True}, True),
-        ({"batches": 2}, False),
+        ({"line": 144}, True),
+        ({"R": 3, "K": 5}, True),
+        ({"transposed": True}, False),  # but its copy is
+        ({"c_order": "F"}, False),
+        ({"c_order": "", "N": 1}, True),
+        ({"batches": 2}, True),
         ({"types": types(C64, F32, C64, C64, np.dtype(np.int32))}, False),
         ({"types": types(C64, C64, np.dtype("D"), np.dtype("D"), np.dtype(np.int32))}, False),
         ({"types": USUAL.types}, False),
