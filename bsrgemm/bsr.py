@@ -116,7 +116,8 @@ class _BSR(Arithmetic, Assignment, Reductions, BlockTools, Products, BlockScalin
         if maxprint is not None and check_integer(maxprint, "maxprint") < 0:
             raise ValueError(f"maxprint: wanted an integer from 0 on, got {maxprint!r}")
         parts = parse(self._backend, arg1, shape, dtype, copy, blocksize, self._is_array)
-        self._set(parts.blocks, parts.shape, canonical=parts.canonical, maxprint=50 if maxprint is None else maxprint)
+        flags: Any = {"canonical": parts.canonical, "longest": parts.longest}
+        self._set(parts.blocks, parts.shape, maxprint=50 if maxprint is None else maxprint, **flags)
         if isinstance(arg1, _BSR) and arg1.data is self.data:
             self._transposes = arg1._readers()
 
@@ -136,9 +137,11 @@ class _BSR(Arithmetic, Assignment, Reductions, BlockTools, Products, BlockScalin
         check_block_elements(backend, self._blocks.data.shape)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
         canonical = self._kept_canonical
-        if canonical and backend.index_class is not None:  # a device trusts this, and the host does not
+        if backend.index_class is not None:  # a device trusts this, and the host does not; to look there waits for it
             canonical = self._is_canonical(self._validated) or None
         known = {"canonical": canonical, "sorted_": self._has_sorted_indices, "maxprint": self.maxprint}
+        if backend.index_class is not None and self._blocks.indptr.size > 1:
+            known["longest"] = int(np.diff(self._blocks.indptr).max())
         return object.__new__(leaf_of(backend, self._general))._set(Blocks(*arrays), self._shape, **known)
 
     def to_device(self, device: str, *, stream: Any = None) -> Any:

@@ -1,8 +1,9 @@
 // found = {indptr[0], indptr[rows], falls of indptr, least and largest index, falls of indices inside rows, the same and
-// pairs of equal neighbours}: all that tells whether index arrays are valid, in order, and without duplicates
+// pairs of equal neighbours, entries of the longest row}: what tells whether index arrays are valid, in order, without
+// duplicates, and how uneven rows are
 // One flat pass over both arrays: no row is searched. Falls are counted between all neighbours, and those at the first
 // entries of rows that are not empty are taken off again. Each CTA leaves its part, and the one that ends last joins
-// them, so that the host waits once for seven numbers. Nothing is read outside the arrays, whatever they say.
+// them, so that the host waits once for eight numbers. Nothing is read outside the arrays, whatever they say.
 #include "common/arrivals.cuh"
 
 using Index = INDEX;
@@ -10,12 +11,12 @@ using Index = INDEX;
 constexpr int kThreads = 256;
 constexpr int kCtas = 4;  // CTAs per SM: leaves 64 registers per thread
 
-struct Facts { i64 pointer_falls, least, largest, falls, equal_or_falls; };
+struct Facts { i64 pointer_falls, least, largest, falls, equal_or_falls, longest; };
 
 struct CheckPattern {
   const Index* indices;  // (entries,)
   const Index* indptr;   // (rows + 1,)
-  i64* found;            // (7,)
+  i64* found;            // (8,)
   Facts* partial;        // (CTAs,)
   int* arrived;          // CTAs that have arrived; zero before and after
   i64 entries, rows;
@@ -28,6 +29,7 @@ __device__ __forceinline__ Facts join(Facts a, const Facts& b) {
   a.pointer_falls += b.pointer_falls, a.falls += b.falls, a.equal_or_falls += b.equal_or_falls;
   if (b.least < a.least) a.least = b.least;
   if (b.largest > a.largest) a.largest = b.largest;
+  if (b.longest > a.longest) a.longest = b.longest;
   return a;
 }
 
@@ -35,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas)
 check_pattern(const __grid_constant__ CheckPattern a) {
   const i64 stride = i64(gridDim.x) * kThreads, begin = blockIdx.x * i64(kThreads) + threadIdx.x;
   const i64 end = a.indptr[a.rows], stop = end < a.entries ? end : a.entries;
-  Facts own = {0, i64(~u64(0) >> 1), -i64(~u64(0) >> 1) - 1, 0, 0};
+  Facts own = {0, i64(~u64(0) >> 1), -i64(~u64(0) >> 1) - 1, 0, 0, 0};
   for (i64 e = begin; e < a.entries; e += stride) {
     const i64 x = a.indices[e];
     if (x < own.least) own.least = x;
@@ -48,6 +50,7 @@ check_pattern(const __grid_constant__ CheckPattern a) {
   for (i64 i = begin; i < a.rows; i += stride) {
     const i64 first = a.indptr[i], last = a.indptr[i + 1];
     own.pointer_falls += last < first;
+    if (last - first > own.longest) own.longest = last - first;
     if (0 < first && first < last && first < stop) {
       const i64 before = a.indices[first - 1], x = a.indices[first];
       own.falls -= x < before, own.equal_or_falls -= x <= before;
@@ -57,11 +60,12 @@ check_pattern(const __grid_constant__ CheckPattern a) {
   own = join_cta<kThreads>(own, joined);
   if (threadIdx.x == 0) a.partial[blockIdx.x] = own;
   if (!arrives_last(a.arrived)) return;
-  Facts all = {0, i64(~u64(0) >> 1), -i64(~u64(0) >> 1) - 1, 0, 0};
+  Facts all = {0, i64(~u64(0) >> 1), -i64(~u64(0) >> 1) - 1, 0, 0, 0};
   for (int i = threadIdx.x; i < int(gridDim.x); i += kThreads) all = join(all, a.partial[i]);
   all = join_cta<kThreads>(all, joined);
   if (threadIdx.x == 0) {
     a.found[0] = a.indptr[0], a.found[1] = end, a.found[2] = all.pointer_falls;
     a.found[3] = all.least, a.found[4] = all.largest, a.found[5] = all.falls, a.found[6] = all.equal_or_falls;
+    a.found[7] = all.longest;
   }
 }

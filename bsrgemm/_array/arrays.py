@@ -196,6 +196,7 @@ class BlockArrays:
         canonical: bool | None = None,
         sorted_: bool | None = None,
         maxprint: int = 50,
+        longest: int = 0,
     ) -> Self:
         self._replace(blocks)
         own = self.__dict__  # `__setattr__` would take longer
@@ -205,6 +206,8 @@ class BlockArrays:
         own["_canonical_indices"] = self.indices if canonical else None
         if canonical:
             self._note_canonical()
+            if self._canonical_since is not None:
+                self._canonical_since.pattern.longest = longest
         return self
 
     def _replace(self, blocks: Blocks) -> None:

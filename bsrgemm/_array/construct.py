@@ -25,6 +25,8 @@ class Parts(NamedTuple):
     blocks: Blocks
     shape: tuple[int, int]
     canonical: bool | None
+    #: the blocks of the longest block row; 0 if nobody has looked
+    longest: int = 0
 
 
 def _is_shape(x: Any) -> bool:
@@ -495,4 +497,4 @@ def _from_bsr_arrays(
     indices, indptr = (_own_index(backend, x, index, copy) for x in (indices, indptr))
     if facts.stop < len(indices):
         data, indices = data[: facts.stop], indices[: facts.stop]
-    return Parts(Blocks(data, indices, indptr), shape, facts.canonical or None)
+    return Parts(Blocks(data, indices, indptr), shape, facts.canonical or None, facts.longest)

@@ -226,7 +226,7 @@ class CheckPattern(Kernel, source="check_pattern.cu", argument=CHECK_PATTERN):
     #: The most CTAs, whose parts the last of them joins.
     most_ctas = 512
     #: Bytes of what a CTA leaves for the last one.
-    partial_bytes = 40
+    partial_bytes = 48
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[CheckPattern]:

@@ -82,6 +82,8 @@ class PatternFacts(NamedTuple):
     #: Whether the indices of each row are in order, and without duplicates; None if that was not looked at.
     in_order: bool | None = None
     canonical: bool | None = None
+    #: The entries of the longest row; 0 if that was not looked at.
+    longest: int = 0
 
 
 class ConjugateVectors(NamedTuple):

@@ -77,10 +77,10 @@ def inspect(indices: Array, indptr: Array) -> PatternFacts:
         grid, (), indices=indices.data.ptr, indptr=indptr.data.ptr, found=workspace.answer(), partial=partial,
         arrived=arrived, entries=entries, rows=rows,
     )  # fmt: skip
-    first, stop, falls, low, high, unordered, repeated = workspace.read_answer(7)  # synchronize!
+    first, stop, falls, low, high, unordered, repeated, longest = workspace.read_answer(8)  # synchronize!
     if not entries:
         low = high = 0
-    return PatternFacts(first, stop, falls > 0, low, high, not unordered, not repeated)
+    return PatternFacts(first, stop, falls > 0, low, high, not unordered, not repeated, longest)
 
 
 # ------------------------------------------------------------------------------------------- other formats

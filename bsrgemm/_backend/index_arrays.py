@@ -53,14 +53,23 @@ class Writes:
 _UNWATCHED = Writes()
 
 
+class SharedPattern:
+    """What states of index arrays with equal values share, where that is known."""
+
+    __slots__ = ("longest",)
+
+    def __init__(self) -> None:
+        #: the blocks of the longest block row; 0 if nobody has looked
+        self.longest = 0
+
+
 class Unwritten:
     """The state of the index arrays of a matrix, to tell later whether they were written to."""
 
     __slots__ = ("_first", "_first_number", "_second", "_second_number", "indices", "indptr", "lists", "pattern")
 
     def __init__(self, indices: Any, indptr: Any) -> None:
-        #: What states of arrays with equal values share, where that is known.
-        self.pattern = object()
+        self.pattern = SharedPattern()
         self.indices, self.indptr = indices, indptr
         #: what was made from the arrays, which is valid as long as this state holds
         self.lists: dict[Any, Any] = {}

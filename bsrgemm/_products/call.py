@@ -4,6 +4,7 @@ which decides the kernel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,11 +88,25 @@ class Problem:
     line: int = 0
     #: whether the matrix is a copy of a transpose, which was not stored by rows
     turned: bool = False
+    #: how many times as long as the mean the longest block row is (see `unevenness`)
+    uneven: int = 1
 
     @property
     def lines(self) -> int:
         """The elements from one line of a stored block to the next."""
         return self.line or (self.R if self.transposed else self.K)
+
+
+def unevenness(longest: int, blocks: int, rows: int) -> int:
+    """Return about how many times as long as the mean the longest block row is: a power of two, 1 for usual patterns.
+
+    Rows of blocks at random differ by a few roots of their mean, which is no other problem.
+
+    >>> [unevenness(longest, 1000, 100) for longest in (0, 10, 26, 27, 100, 1000)]
+    [1, 1, 1, 2, 8, 64]
+    """
+    mean = max(1.0, blocks / max(1, rows))
+    return 1 << (int(longest / mean).bit_length() - 1) if longest > mean + 4 * math.sqrt(mean) + 4 else 1
 
 
 #: Limits of strides in bytes: between matrices of a batch (a limit of tensor maps), and between rows, which the kernels

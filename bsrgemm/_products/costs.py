@@ -42,7 +42,7 @@ def rows_of(problem: Problem) -> Rows:
     """The block rows of a product. Those of a transpose were not stored by rows, and differ in length."""
     mean = problem.blocks / max(1, problem.block_rows)
     spread = 3 * math.sqrt(mean) if problem.transposed or problem.turned else 0
-    longest = min(problem.block_cols, max(1.0, mean + spread))  # some row has a block if there are any
+    longest = min(problem.block_cols, max(1.0, mean * problem.uneven + spread))  # a row has a block if there are any
     return Rows(problem.block_rows, problem.block_cols, mean, longest)
 
 

@@ -137,7 +137,7 @@ def filled(problem: Problem) -> Problem:
     line = -(-wide * size // LINE) * LINE // size
     return replace(
         problem, types=replace(problem.types, index="i32"), R=rows, K=wide, block_rows=1, block_cols=columns // wide,
-        blocks=columns // wide, transposed=False, aligned=True, line=line if line > wide else 0,
+        blocks=columns // wide, transposed=False, aligned=True, line=line if line > wide else 0, uneven=1,
     )  # fmt: skip
 
 

@@ -73,8 +73,8 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     def least_columns(self, problem: Problem) -> int:
         """The columns of A up to which a group is not cut.
 
-        Eight stages take as long as adding the sums of a split, which one CTA does for all splits of a group; a group of
-        usual length gets twelve at most.
+        Eight stages take as long as adding the sums of a split, which one CTA does for all splits of a group; groups of
+        usual length get twelve at most.
         """
         of = rows_of(problem)
         mean = of.union(-(-self.row_tiles // -(-problem.R // self.row_tile_height)))

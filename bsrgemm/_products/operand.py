@@ -20,7 +20,7 @@ from .._kernels.card import card
 from .._kernels.launch import Calls, contiguous
 from .._kernels.workspace import StreamOrdered
 from . import lists, work_list
-from .call import Problem, ProductCall
+from .call import Problem, ProductCall, unevenness
 from .engine import Prepared
 from .work_list import Groups, Items, LongRows, Pattern
 
@@ -29,11 +29,11 @@ class Operand:
     """The arrays of a BSR matrix in the form that kernels read, and everything that was prepared for its products.
 
     `whole` is the shape of the matrix, or None if an array had to be copied because it was not contiguous or because
-    the index arrays had different dtypes.
+    the index arrays had different dtypes. `longest` has the blocks of the longest block row; 0 if unknown.
     """
 
     __slots__ = (
-        *("__weakref__", "_entries", "array_type", "arrays", "backend", "blocks", "calls", "extents"),
+        *("__weakref__", "_entries", "array_type", "arrays", "backend", "blocks", "calls", "extents", "longest"),
         *("indices_dtype", "pointer", "shape", "source", "unwritten", "whole"),
     )  # fmt: skip
 
@@ -47,6 +47,8 @@ class Operand:
         self.array_type = type(data)
         self.arrays = tuple(contiguous(x) for x in (data, indices, indptr))
         self.blocks, self.shape = len(data), A._shape
+        since = A._canonical_since
+        self.longest = since.pattern.longest if since is not None and since.holds_for(A) else 0
         self.indices_dtype = indices.dtype
         self.pointer = self.arrays[0].data.ptr
         self.extents = tuple(self.backend.extent(x) for x in given)
@@ -61,7 +63,7 @@ class Operand:
         found.source = found.arrays = (data, indices, indptr)
         found.backend, found.array_type, found.blocks, found.shape = self.backend, self.array_type, len(data), shape
         found.indices_dtype, found.pointer, found.whole = indices.dtype, 0, None
-        found._entries, found.calls = {}, Calls()
+        found._entries, found.calls, found.longest = {}, Calls(), 0
         return found
 
     def fits(self, A: Any) -> bool:
@@ -202,6 +204,7 @@ def problem_of(operand: Operand, call: ProductCall, orders: tuple[str, str] = ("
         aligned=operand.pointer % 16 == 0,
         tf32=call.tf32,
         parts=call.parts,
+        uneven=1 if transposed else unevenness(operand.longest, operand.blocks, counts[0]),
     )
 
 

@@ -62,8 +62,9 @@ def signature(problem: Problem) -> str:
 
     Copies of operands are others, for which `tune` does not measure: no kernel is stored for them.
     """
-    *rest, parts, line, turned = astuple(problem)
-    return " ".join(map(str, rest if (parts, line, turned) == (1, 0, False) else (*rest, parts, line, turned)))
+    *rest, parts, line, turned, uneven = astuple(problem)
+    unusual = (parts, line, turned, uneven)
+    return " ".join(map(str, rest if unusual == (1, 0, False, 1) else (*rest, *unusual)))
 
 
 def _described(kernel: Dense) -> dict[str, Any]:

@@ -252,6 +252,7 @@ def test_what_is_known_of_index_arrays(index: Any, device: Device, rng: np.rando
             used = arrays[0][: want.stop]
             assert got.in_order == structure.is_sorted(HOST, used, arrays[1], strictly=False)
             assert got.canonical == structure.is_sorted(HOST, used, arrays[1], strictly=True)
+            assert got.longest == max([0, *np.diff(arrays[1])])
 
 
 @pytest.mark.before

@@ -15,8 +15,13 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.numpy_backend import HOST
+from bsrgemm._kernels.element_types import types
 from bsrgemm._products import lists, work_list
+from bsrgemm._products.call import Problem, unevenness
+from bsrgemm._products.costs import H200
+from bsrgemm._products.gemm_simt import GemmSimt
 from bsrgemm._products.operand import operand_of
+from bsrgemm._products.prepared import fastest
 from bsrgemm._products.work_list import Pattern, Share
 
 from ..devices import Device
@@ -145,3 +150,32 @@ def test_the_state_of_a_matrix_is_its_arrays_and_flags() -> None:
         *("data", "indices", "indptr", "_shape", "maxprint"),
         *("_has_sorted_indices", "_has_canonical_format", "_canonical_indices"),
     }
+
+
+@pytest.mark.parametrize("way", ["on the card", "from the host", "times two", "added", "written", "unsorted"])
+def test_a_matrix_knows_its_longest_row_from_the_check_of_its_arrays(way: str, device: Device) -> None:
+    """Whoever has its pattern knows it too; where nobody has looked, rows count as equally long."""
+    indptr = np.array([0, 40, 41, 41, 44], "i4")
+    indices = np.concatenate([np.arange(40), [3], [1, 5, 9]]).astype("i4")
+    if way == "unsorted":
+        indices[:2] = 1, 0
+    arrays = np.ones((44, 2, 3), "f4"), indices, indptr
+    if way == "from the host":
+        A = bg.bsr_array(arrays, shape=(8, 192)).to_device("cuda")
+    else:
+        A = bg.bsr_array(tuple(map(device.asarray, arrays)), shape=(8, 192))
+    A = A * 2 if way == "times two" else A + A if way == "added" else A
+    if way == "written":
+        A.indptr[1] = 39
+    assert operand_of(A).longest == (0 if way in ("written", "unsorted") else 40)
+
+
+def test_long_rows_decide_the_kernel() -> None:
+    """A kernel that gives a row to one CTA is predicted to wait for the longest."""
+    problem = Problem(
+        "sm_90a", types(*[np.dtype("f4")] * 4, np.dtype("i4")), R=8, K=8, N=40, batches=1, block_rows=500,
+        block_cols=500, blocks=5000, transposed=False, b_order="C", c_order="C", overwrite=True, aligned=True,
+    )  # fmt: skip
+    uneven = replace(problem, uneven=unevenness(500, 5000, 500))
+    assert unevenness(500, 5000, 500) == 32 and fastest(uneven, H200, True) != fastest(problem, H200, True)
+    assert GemmSimt.best(uneven).seconds(uneven, H200) > 5 * GemmSimt.best(problem).seconds(problem, H200)
