@@ -137,7 +137,7 @@ class _BSR(Arithmetic, Assignment, Reductions, BlockTools, Products, BlockScalin
         check_block_elements(backend, self._blocks.data.shape)
         arrays = (backend.from_host(self._backend.to_host(a)) for a in self._blocks)
         canonical = self._kept_canonical
-        if backend.index_class is not None:  # a device trusts this, and the host does not; to look there waits for it
+        if canonical is not False and backend.index_class is not None:  # a device trusts this, and waits to look
             canonical = self._is_canonical(self._validated) or None
         known = {"canonical": canonical, "sorted_": self._has_sorted_indices, "maxprint": self.maxprint}
         if backend.index_class is not None and self._blocks.indptr.size > 1:

@@ -2,7 +2,8 @@
 // For products of small or odd blocks, which a dense product on the tensor cores computes sooner. A CTA has some rows
 // of a block row and a window of its block columns: it writes zeros in whole lines, waits, and writes the blocks, which
 // are still in the L2. A block that is stored twice cannot be copied: where a bit of the window is set twice, the CTA
-// says so in `twice`, and the kernel `mend` computes the block row. WORD is the size of an element. Bound by bytes.
+// says so in `twice`, and the kernel `mend` computes the block row. WORD is the size of what is copied, one element or
+// some neighbours; all lengths and strides are in words. Bound by bytes.
 #include "common/bsr.cuh"
 #include "common/words.cuh"
 

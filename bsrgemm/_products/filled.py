@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -35,7 +36,7 @@ _LINES = (512, 384, 256, 128)
 
 @dataclass(frozen=True)
 class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
-    """A matrix filled up with zeros, in blocks as high as the matrix, of elements of so many bytes."""
+    """A matrix filled up with zeros, in blocks as high as the matrix, in words of so many bytes."""
 
     word: int
     index: str = "i32"
@@ -46,6 +47,13 @@ class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
     def every(cls, dtypes: Any) -> Iterator[Fill]:
         yield from (cls(word, index) for word in (1, 2, 4, 8, 16) for index in ("i32", "i64"))
 
+    @classmethod
+    def of(cls, problem: Problem) -> Fill:
+        """In the longest words of which the lines of blocks consist; blocks of a transpose are read by elements."""
+        size = BYTES[problem.types.a]
+        whole = problem.aligned and not problem.transposed
+        return cls(math.gcd(16, problem.K * size) if whole else size, problem.types.index)
+
     @property
     def rare(self) -> bool:
         return self.index == "i64"
@@ -53,20 +61,22 @@ class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
     def prepare(self, call: Kind, card: Card) -> tuple[Launch, tuple[int, int, int]]:
         """The launch for (blocks, the filled matrix, what is stored twice), and the shape of the last one."""
         p, inner = call.problem, filled(call.problem)
+        size = BYTES[p.types.a]
+        K, wide, line = (n * size // self.word for n in (p.K, inner.K, inner.lines))
         index = call.operand.index(call.stored_columns, p.transposed)
         addresses = [0 if x is None else x.data.ptr for x in index]
         high = min(p.R, _HIGH)
         parts = -(-p.R // high)
         # As many windows as give every multiprocessor some CTAs, of which each has at least some kilobytes.
-        least, some = high * p.K * self.word, max(1, _CTAS * card.multiprocessors // (p.block_rows * parts))
+        least, some = high * K * self.word, max(1, _CTAS * card.multiprocessors // (p.block_rows * parts))
         window = max(1, -(-_LEAST_BYTES // least), -(-p.block_cols // some))
         window = min(window, _MOST_WINDOW, p.block_cols)
         windows = -(-p.block_cols // window)
-        lanes = ceil_power_of_two(high * p.K, self.threads)
+        lanes = ceil_power_of_two(high * K, self.threads)
         packed = arguments.FILL.pack(
             data=0, to=0, twice=0, **dict(zip(("indices", "indptr", "places"), addresses, strict=True)),
-            block_rows=p.block_rows, block_cols=p.block_cols, blocks=p.blocks, wide=inner.K, line=inner.lines,
-            R=p.R, K=p.K, high=high, parts=parts, window=window, windows=windows, lanes=lanes,
+            block_rows=p.block_rows, block_cols=p.block_cols, blocks=p.blocks, wide=wide, line=line,
+            R=p.R, K=K, high=high, parts=parts, window=window, windows=windows, lanes=lanes,
         )  # fmt: skip
         grid = (min(MAX_GRID_X, p.block_rows), min(MAX_GRID_YZ, parts * windows))
         write_data, write = arguments.FILL.patch("data").write, arguments.FILL.patch("to", "twice").write
@@ -188,7 +198,7 @@ class Filled(Holder):
         operand = call.operand.remembered(("filled", inner.R, inner.K), lambda: self._operand(call, inner))
         launch = self.kernel.prepare(Kind(inner, operand, call.B, call.out, True), card)
         names = problem.types
-        fill, shape = Fill(BYTES[names.a], names.index).prepare(call, card)
+        fill, shape = Fill.of(problem).prepare(call, card)
         mend = Mend(names, problem.transposed).mending(call, shape[1] * shape[2])
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:
