@@ -3,7 +3,7 @@
 Cells are drawn from dtypes, blocks, columns, orders, sides, patterns and sizes. Each is checked, and timed in turn with
 what a user would do otherwise: BLAS on the matrix filled up, with and without the filling; CSR where blocks are small;
 cuDNN and its like; and our own call with the nearest sizes that are known to be fast ("friendly"), times the ratio of
-the work. With --forced, every kernel that can compute a product is timed instead: predictions are fitted to that.
+the work. With --forced, the options of each product are timed instead: predictions are fitted to that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORST, _TOGETHER = 20, 100
 
 @dataclass(frozen=True)
 class Forced(Cell):
-    """A product on every kernel that can compute it; `compiling` calls each of them once."""
+    """A product by its options, of which `compiling` calls each once."""
 
     compiling: bool = False
     #: the problem and the kernels by name, as soon as the operands are there
@@ -70,7 +70,7 @@ class Forced(Cell):
             }
             peer = dict(row["peers"].get(name, {"failed": row.get("failed", "not measured")}))
             us = {"us": 1e6 * peer.pop("seconds")} if "seconds" in peer else peer
-            found.append({"kernel": type(kernel).__name__, "fields": fields} | us)
+            found.append({"kernel": type(kernel).__name__, "fields": fields, "name": name} | us)
         return found
 
 
@@ -179,7 +179,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--first", type=int, default=0, metavar="N", help="leave out so many cells at the beginning")
     made.add_argument("--part", nargs="+", choices=[*PARTS, "all"], default=["all"], help="default: all")
     made.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if there is one")
-    made.add_argument("--forced", action="store_true", help="products on every kernel that can compute them")
+    made.add_argument(
+        "--forced", action="store_true", help="products by their options, those first that are predicted to be fast"
+    )
     made.add_argument("--ordinary", action="store_true", help="432 products on a grid instead of cells at random")
     made.add_argument("--list", action="store_true", help="name the cells, and measure nothing")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, also when stopped")

@@ -12,6 +12,9 @@ from bsrgemm import BlockMask
 
 from .place import Call
 
+#: Options of a product that a forced sweep measures, at most.
+_OPTIONS = 6
+
 
 def forced(call: Call, kernel: str | None) -> Call:
     """The call of a product or of attention on the kernel of that name, even if another one would be chosen."""
@@ -49,25 +52,23 @@ def mask_listing(mask: BlockMask) -> Call:
 
 
 def product_kernels(A: Any, B: Any, out: Any, left: bool, kind: str) -> tuple[dict[str, Any], dict[Any, Call]]:
-    """The problem of a product, A @ B or B @ A (`left`), and what prepares and starts each kernel that can compute it.
+    """The problem of a product, A @ B or B @ A (`left`), and what prepares and starts the options to compute it.
 
-    The first kernel is the one that is chosen, which may be a preparation that copies an operand.
+    The first option is the one that is chosen; the others are those with the shortest predicted times.
     """
     from bsrgemm._kernels.card import card
-    from bsrgemm._products.call import ProductCall, order_of
-    from bsrgemm._products.choice import DENSE, variants
+    from bsrgemm._products.call import ProductCall, order_of, order_of_result
     from bsrgemm._products.cuda import prepared_for
     from bsrgemm._products.matmul import for_product, product_dtypes
     from bsrgemm._products.operand import operand_of, problem_of
-    from bsrgemm._products.prepared import choose
+    from bsrgemm._products.prepared import choose, options
 
     fp8, (matrix, transposed) = kind == "e4m3", A._source()
     X, C = (x[:, None] if x.ndim == 1 else x.swapaxes(-1, -2) if left else x for x in (B, out))
     acc = np.dtype(np.float32) if fp8 else product_dtypes(matrix.data.dtype, X.dtype, C.dtype)[1]
     matrix = matrix if fp8 else for_product(matrix, acc)
     call = ProductCall(matrix, X, C, acc, transposed=transposed ^ left, tf32=kind == "tf32", fp8=fp8)
-    problem = problem_of(operand_of(matrix), call, (order_of(X), order_of(C)))
-    others = (kernel.best(problem) for kernel in DENSE if kernel.serves(problem))
+    problem = problem_of(operand_of(matrix), call, (order_of(X), order_of_result(C)))
 
     def on(kernel: Any) -> Call:
         def start() -> Any:
@@ -77,5 +78,6 @@ def product_kernels(A: Any, B: Any, out: Any, left: bool, kind: str) -> tuple[di
         launch = prepared_for(replace(call, kernel=kernel))
         return start
 
-    kernels = dict.fromkeys([choose(problem, card()), *variants(problem), *others])
+    every = sorted(options(problem), key=lambda kernel: kernel.seconds(problem, card()))
+    kernels = dict.fromkeys([choose(problem, card()), *every[:_OPTIONS]])
     return asdict(problem), {kernel: partial(on, kernel) for kernel in kernels}
