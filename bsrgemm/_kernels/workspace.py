@@ -133,9 +133,12 @@ def answer() -> int:
     return _answer()[0]
 
 
-def read_answer(count: int) -> list[int]:
-    """Wait for CuPy's current stream, and return the first integers that its last kernel has left in `answer`."""
-    cupy.cuda.get_current_stream().synchronize()  # synchronize!
+def read_answer(count: int, event: Any = None) -> list[int]:
+    """Wait for CuPy's current stream, and return the first integers that its last kernel has left in `answer`.
+
+    With an event, which was recorded behind that kernel, what was started later goes on meanwhile.
+    """
+    (event or cupy.cuda.get_current_stream()).synchronize()  # synchronize!
     found: list[int] = _answer()[1][:count].tolist()
     return found
 

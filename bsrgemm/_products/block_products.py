@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
@@ -17,10 +17,13 @@ from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
+from .._kernels.rearrange import LINE, Lie, Rearrange
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
+from . import reals
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
+from .costs import H200
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
@@ -53,6 +56,10 @@ _FILLED = {2: 0.8, 4: 0.5, 8: 0.33}
 #: writes to shared memory. A step of 48 KB took 1,140 cycles in 320 lines of 128 bytes, 1,600 in 576 of 64, and 3,900
 #: in 1,088 of 32.
 _L2_BYTES, _LINE_CYCLES = 36, 3
+#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.
+_OF_A_BLOCK, _OF_ALL = 2.3e9, 8e11
+#: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches; the most bytes of copies.
+_LAUNCH, _COPY_RATE, _MOST_BYTES = 3e-6, 0.6, 4 << 30
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,19 @@ class BlockProblem:
     tf32: bool = False
     #: the order of the dense left-hand side of a sampled product
     x_order: str = "C"
+
+    @property
+    def fitting(self) -> BlockProblem:
+        """The product of blocks with zeros at their ends, so that tensor cores can read them.
+
+        >>> half = np.dtype(np.float16)
+        >>> padded = BlockProblem("sm_80", half, half, half, 100, 3, 17).fitting
+        >>> padded.R, padded.K, padded.N
+        (112, 8, 32)
+        """
+        piece = max(1, LINE // self.a.itemsize)
+        sides = (-(-side // to) * to for side, to in ((self.R, 16), (self.K, piece), (self.N, 16)))
+        return replace(self, **dict(zip("RKN", sides, strict=True)))
 
 
 @dataclass(slots=True)
@@ -124,6 +144,8 @@ class BlockProductsSm90(
     a_transposed: bool = False
 
     threads = 384
+    #: multiplications of a multiprocessor in a nanosecond, the nanoseconds of a step at least, and of one that runs alone
+    costs: ClassVar = {"WGMMA": (2200.0, 300.0, 600.0)}
 
     @property
     def mma_type(self) -> str:
@@ -294,6 +316,11 @@ class BlockProductsSm80(
     a_transposed: bool = False
 
     row_tiles = 1
+    #: as those of `BlockProductsSm90`, by how elements are multiplied
+    costs: ClassVar = {
+        "MMA_F16": (1370.0, 80.0, 620.0), "MMA_BF16": (1370.0, 80.0, 620.0), "MMA_TF32": (604.0, 80.0, 860.0),
+        "MMA_3XTF32": (194.0, 100.0, 790.0), "MMA_F64": (179.0, 80.0, 560.0),
+    }  # fmt: skip
 
     @property
     def tile_m(self) -> int:
@@ -445,26 +472,88 @@ def pair_products(
     result if its blocks are sorted by block row, otherwise 0. If B is larger than the L2 cache, the Hopper kernel uses
     it to compute the blocks in an order that reads less from memory.
     """
-    problem = _pairs_problem(a, b, len(ia), dtype)
-    if problem is None:
+    if a.dtype == b.dtype == dtype and dtype in reals.REALS and pays(reals_of(a, b, dtype), a, b, len(ia), len(starts)):
+        data = pair_products(reals.left(contiguous(a)), ia, reals.right(b), ib, starts, reals.REALS[dtype], rows)
+        return None if data is None else data.view(dtype)
+    given = _pairs_problem(a, b, len(ia), dtype)
+    problem = given and given.fitting
+    if given is None or problem is None or not BlockProductsSm80.serves(problem):
         return None
     a, b = contiguous(a), contiguous(b)
+    if problem != given or (a.data.ptr | b.data.ptr) % LINE:
+        if not pays(given, a, b, len(ia), len(starts)):
+            return None
+        a, b = resized(a, (problem.R, problem.K)), resized(b, (problem.K, problem.N))
     found = Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
+    shape = len(starts), problem.R, problem.N
     if BlockProductsSm90.serves(problem):
         prepared = _pairs_launch(problem, a, b, found)
-        return None if prepared is None else prepared.start(len(starts), len(ia), rows)
-    kernel = BlockProductsSm80.of(problem)
-    if kernel is None:
-        return None
-    R, K, N = problem.R, problem.K, problem.N
-    launch = kernel.launch((K, N, R * K, K * N), (len(starts), R, N), found, K)
-    return None if launch is None else started(launch, (a, b), (len(starts), R, N), dtype)
+        out = None if prepared is None else prepared.start(len(starts), len(ia), rows)
+    else:
+        kernel = BlockProductsSm80.of(problem)
+        assert kernel is not None
+        R, K, N = problem.R, problem.K, problem.N
+        launch = kernel.launch((K, N, R * K, K * N), shape, found, K)
+        out = None if launch is None else started(launch, (a, b), shape, dtype)
+    return out if out is None or shape[1:] == (given.R, given.N) else resized(out, (given.R, given.N))
+
+
+def resized(x: Array, sides: tuple[int, int]) -> Array:
+    """Return a copy of blocks with other sides: with zeros at their ends, or without what lies beyond."""
+    lie = Lie(x.dtype, (len(x), *map(min, x.shape[1:], sides)), x.strides, x.data.ptr)
+    out = cupy.empty((len(x), *sides), x.dtype)
+    if x.size:
+        Rearrange.copying(lie, Lie.in_order(x.dtype, out.shape)).start((x, out))
+    return out
+
+
+def pays(problem: BlockProblem, a: Array, b: Array, pairs: int, blocks: int) -> bool:
+    """Whether copies of these blocks, and of the result, save more time on the tensor cores than they take."""
+    fit, here = problem.fitting, card()
+    copies = len(a) * fit.R * fit.K, len(b) * fit.K * fit.N, blocks * fit.R * fit.N
+    if not BlockProductsSm80.serves(fit) or problem.a.itemsize * sum(copies) > _MOST_BYTES:
+        return False
+    copying = sum(_LAUNCH + 2 * n * fit.a.itemsize / (_COPY_RATE * here.bandwidth) for n in copies)
+    return tensor_seconds(fit, pairs, blocks, here) + copying < simt_seconds(problem, pairs, blocks, here)
+
+
+def pairs_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
+    """What so many products of blocks will take, on the tensor cores if they are faster."""
+    fit, simt = problem.fitting, simt_seconds(problem, pairs, blocks, card)
+    return min(simt, tensor_seconds(fit, pairs, blocks, card)) if BlockProductsSm80.serves(fit) else simt
+
+
+def tensor_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
+    """Steps of 128 bytes along K of all tiles of all pairs, on the tensor cores."""
+    kernel: Any = BlockProductsSm90.of(problem) or BlockProductsSm80.of(problem)
+    rate, least, alone = kernel.costs[getattr(kernel, "mma", "WGMMA")]
+    wide = kernel.part_n if isinstance(kernel, BlockProductsSm90) else kernel.tile_n
+    tiles = -(-problem.R // kernel.tile_m) * -(-problem.N // wide)
+    depth = -(-problem.K * problem.a.itemsize // 128)
+    step = max(least, kernel.tile_m * wide * min(problem.K, 128 // problem.a.itemsize) / rate)
+    chain = max(1.0, pairs / max(1, blocks)) * depth * max(step, alone)
+    spread = pairs * tiles * depth * step / card.multiprocessors
+    return _LAUNCH + 1e-9 * max(chain, spread) * H200.clock / card.clock
+
+
+def simt_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
+    """The same on the CUDA cores: of the longest block, which one CTA computes, and of all."""
+    every = pairs * problem.R * problem.K * problem.N
+    scale = card.multiprocessors * card.clock / (H200.multiprocessors * H200.clock)
+    longest = every / max(1, blocks) / _OF_A_BLOCK * H200.clock / card.clock
+    return 1e-5 + max(longest, every / _OF_ALL / scale)
+
+
+def reals_of(a: Array, b: Array, dtype: np.dtype[Any]) -> BlockProblem:
+    """The product of complex blocks as one of real blocks."""
+    real, (R, K) = reals.REALS[dtype], a.shape[1:]
+    return BlockProblem(card().arch, real, real, real, R, 2 * K, 2 * b.shape[2])
 
 
 def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
     """Return the launch of `pair_products` on Hopper before the numbers of pairs and blocks are known, or None."""
     problem = _pairs_problem(a, b, len(listing.left), dtype)
-    if problem is None:
+    if problem is None or (a.data.ptr | b.data.ptr) % LINE:
         return None
     counts = (len(listing.starts), len(listing.left), len(a), len(b))
     found = Lists(listing.left, listing.right, listing.starts, counts)
@@ -474,7 +563,7 @@ def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> 
 def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
     """Return the properties of a product that the tensor cores may be able to compute, or None."""
     R, K = a.shape[1:]
-    unfit = not 0 < pairs < MOST or max(len(a) * R, len(b) * K) >= MOST or (a.data.ptr | b.data.ptr) % 16
+    unfit = not 0 < pairs < MOST or max(len(a) * R, len(b) * K) >= MOST
     return None if unfit else BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, b.shape[2])
 
 

@@ -14,7 +14,7 @@ from .._kernels import forced_kernel, overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
-from . import block_products, sampled, spgemm_pattern
+from . import block_products, sampled, sparse_dense, spgemm_pattern
 from .block_products import SpgemmSimt
 from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
@@ -70,7 +70,12 @@ class CudaProducts(ProductEngine):
         found = spgemm_pattern.product_pattern(a, b, block_cols)
         return super().product_pattern(a, b, block_cols) if found is None else found
 
-    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    def multiply_sparse(
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrix: Any = None
+    ) -> Blocks:
+        whole = None if matrix is None else sparse_dense.multiplied(operand_of(matrix), b, block_cols, dtype)
+        if whole is not None:
+            return whole
         listing = spgemm_pattern.begin(a, b, block_cols)
         if listing is None:
             return super().multiply_sparse(a, b, block_cols, dtype)

@@ -525,6 +525,7 @@ class Products(Conversions):
         check_result_blocks(self._backend, self._blocks.data, B.data)
         M, N = self._shape[0], other.shape[1]
         dtype = result_dtype(self.dtype, B.data.dtype)
-        left = for_product(self, dtype)._validated
+        A = for_product(self, dtype)
         right: Blocks = for_product(self._new(B, tuple(other.shape)), dtype)._blocks
-        return self._new(ENGINES.of(self._backend).multiply_sparse(left, right, N // C, dtype), (M, N))
+        engine = ENGINES.of(self._backend)
+        return self._new(engine.multiply_sparse(A._validated, right, N // C, dtype, A), (M, N))

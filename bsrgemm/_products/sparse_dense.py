@@ -1,0 +1,209 @@
+"""``BSR @ BSR`` as a product with a filled matrix, of which the blocks of the result are taken.
+
+Small and odd blocks make more pairs than a card can list and multiply in the time of a dense product.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import cupy
+import numpy as np
+
+from .._backend.base import Array, Blocks
+from .._kernels import forced_kernel, jit, overlapping
+from .._kernels.card import Card, card, tensor_arch
+from .._kernels.element_types import Types, element
+from .._kernels.jit import MAX_GRID_X
+from .._kernels.kernel import Kernel
+from .._kernels.launch import contiguous, run
+from .._kernels.rearrange import LINE
+from . import reals, spgemm_pattern
+from .arguments import TAKE_BLOCKS
+from .block_products import BlockProblem, pairs_seconds
+from .call import Problem
+from .costs import from_l2, memory
+from .filled import Fill, filled
+from .gemm_simt import INDEX, names_of
+from .operand import Kind, Operand
+from .prepared import Filled, choose
+from .spgemm_pattern import Joining
+
+#: Bytes of both factors filled up and of the dense product together.
+_MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class TakeBlocks(Kernel, source="take_blocks.cu", argument=TAKE_BLOCKS, needs="sm_80"):
+    """The blocks of a result, from a product with a filled matrix; what its zeros have spoiled is computed anew."""
+
+    types: Types
+
+    threads, wide = 128, 8
+
+    @classmethod
+    def every(cls, dtypes: Any) -> Iterator[TakeBlocks]:
+        for dtype, index in itertools.product((d for d in dtypes if d.kind in "fV"), INDEX):
+            yield cls(names_of(dtype, index))
+
+    @property
+    def rare(self) -> bool:
+        return self.types.index == "i64"
+
+    def grid(self, elements: int) -> tuple[int]:
+        return (min(MAX_GRID_X, -(-elements // (self.threads * self.wide))),)
+
+
+@dataclass(frozen=True)
+class SparseDense:
+    """``A @ B`` of two BSR matrices of one dtype: B is filled up, A is multiplied by it, and blocks are taken.
+
+    Complex matrices are real ones here, as `reals` says.
+    """
+
+    #: the product of A and B filled up
+    problem: Problem
+    dtype: np.dtype[Any]
+    #: columns of a block of B, its block columns, and its blocks
+    N: int
+    columns: int
+    blocks: int
+
+    #: microseconds of launches that others do not need, and of a pair that is listed; how many times the bits of a row
+    #: of B are read from the L2, and the share of the bandwidth of memory that `take_blocks` reaches
+    costs: ClassVar = {"t0": 35.0, "pair": 0.15e-3, "bits": 2.0, "take": 0.25}
+
+    @classmethod
+    def of(cls, A: Operand, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:
+        """The product of a matrix and these blocks; None if their dtypes differ, or are not floats or complex."""
+        stored = A.arrays[0]
+        if A.whole is None or not stored.dtype == b.data.dtype == dtype or dtype.kind not in "fcV":
+            return None
+        each, real = (2, reals.REALS[dtype]) if dtype.kind == "c" else (1, dtype)
+        (R, K), N = stored.shape[1:], each * b.data.shape[2]
+        problem = Problem(
+            card().arch, names_of(real, A.indices_dtype), R, each * K, N * block_cols, batches=1,
+            block_rows=len(A.arrays[2]) - 1, block_cols=len(b.indptr) - 1, blocks=len(stored), transposed=False,
+            b_order="C", c_order="C", overwrite=True, aligned=A.pointer % LINE == 0,
+        )  # fmt: skip
+        return cls(problem, real, N, block_cols, len(b.data))
+
+    @property
+    def served(self) -> bool:
+        """Whether what is counted by 31 bits is few enough, and the memory is bounded."""
+        p, size = self.problem, self.dtype.itemsize
+        rows, inner = p.block_rows * p.R, p.block_cols * p.K
+        return (
+            p.blocks > 0
+            and self.blocks > 0
+            and tensor_arch(p.arch)
+            and max(p.N, inner) + LINE < 2**31
+            and max(p.K, p.R) * self.N < 2**31
+            and max(p.block_rows, p.block_cols) * self.columns < 2**31
+            and size * ((rows + inner) * (p.N + LINE) + rows * (inner + LINE)) <= _MOST_BYTES
+        )
+
+    @property
+    def pairs(self) -> float:
+        """The pairs of blocks, if both matrices store blocks at random."""
+        return self.problem.blocks * self.blocks / self.problem.block_cols
+
+    @property
+    def result_blocks(self) -> int:
+        """The blocks of the result, likewise."""
+        places = self.problem.block_rows * self.columns
+        return max(1, round(-places * math.expm1(-self.pairs / places)))
+
+    def seconds(self, card: Card) -> float:
+        """The pattern, B filled up, the product, and its blocks."""
+        p, x, fill, size = self.problem, self.costs, Filled.costs, self.dtype.itemsize
+        stored, written = self.blocks * p.K * self.N * size, p.block_cols * p.K * p.N * size
+        around = memory(card, stored) / fill["store"] + memory(card, written) / fill["fill"]
+        bits = x["bits"] * from_l2(card, 4 * p.blocks * -(-self.columns // 32))
+        taken = memory(card, 2 * self.result_blocks * p.R * self.N * size) / x["take"]
+        return choose(p, card).seconds(p, card) + 1e-6 * (x["t0"] + bits + around + taken)
+
+    def other_seconds(self, card: Card) -> float:
+        """The list of pairs, and their products."""
+        p = self.problem
+        each = BlockProblem(p.arch, self.dtype, self.dtype, self.dtype, p.R, p.K, self.N)
+        return 1e-6 * self.costs["pair"] * self.pairs + pairs_seconds(each, self.pairs, self.result_blocks, card)
+
+    def product(self, A: Operand, b: Blocks) -> Blocks | None:
+        """The product of real matrices; None if B has a block twice."""
+        joining = spgemm_pattern.join(Blocks(*A.arrays), b, self.columns)
+        if joining is None:
+            return None
+        p = self.problem
+        rows, inner = p.block_rows * p.R, p.block_cols * p.K
+        line = -(-p.N * self.dtype.itemsize // LINE) * LINE // self.dtype.itemsize
+        full_b, full = (cupy.empty((n, line), self.dtype)[:, : p.N] for n in (inner, rows))
+        key = ("sparse", p.N, p.aligned, forced_kernel.name, overlapping.thread.active, cupy.cuda.runtime.getDevice())
+        multiply = A.calls.made(key, lambda: choose(p, card()).prepare(Kind(p, A, full_b, full), card()))
+        self._fill(A, b, full_b, line)
+        multiply.start((full_b, full), 1, 0)
+        blocks = joining.finish()
+        if blocks is None:
+            return None
+        out = cupy.empty((blocks, p.R, self.N), self.dtype)
+        if blocks:
+            self._take(A, joining, full_b, full, out)
+        return Blocks(out, *joining.index(blocks))
+
+    def _fill(self, A: Operand, b: Blocks, full: Array, line: int) -> None:
+        """Start what fills B up, in rows of `line` elements."""
+        p = self.problem
+        indices = contiguous(b.indices)
+        B = A.derived(contiguous(b.data), indices, contiguous(b.indptr.astype(indices.dtype, copy=False)), full.shape)
+        index = element(indices.dtype)
+        stored = replace(
+            p, types=replace(p.types, index=index), R=p.K, K=self.N, N=1, block_rows=p.block_cols,
+            block_cols=self.columns, blocks=self.blocks,
+        )  # fmt: skip
+        rows = replace(filled(stored), K=p.N, block_cols=1, blocks=1, line=line if line > p.N else 0)
+        fill, shape = Fill(self.dtype.itemsize, index).prepare(Kind(stored, B, None, None), card(), rows)
+        fill.start((B.arrays[0], full, cupy.empty(shape, np.uint8)))  # what is stored twice is known from the bits
+
+    def _take(self, A: Operand, joining: Joining, full_b: Array, full: Array, out: Array) -> None:
+        """Start what takes the blocks of the result."""
+        p, (data, indices, indptr), line = self.problem, A.arrays, full.strides[0] // self.dtype.itemsize
+        arrays = {
+            "data": data, "indices": indices, "indptr": indptr, "b": full_b, "full": full, "out": out,
+            "places": joining.places, "bits": joining.bits,
+        }  # fmt: skip
+        packed = TAKE_BLOCKS.pack(
+            **{name: x.data.ptr for name, x in arrays.items()}, blocks=len(out), a_blocks=p.blocks,
+            a_rows=p.block_rows, b_rows=p.block_cols, columns=self.columns, b_row=line, full_row=line, R=p.R, K=p.K,
+            N=self.N, words=joining.words,
+        )  # fmt: skip
+        kernel = TakeBlocks(p.types)
+        run(kernel, kernel.grid(out.size), (jit.argument(packed),), uses=arrays.values())
+
+
+def multiplied(A: Operand, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks | None:
+    """Return ``A @ B`` as a dense product, where that is predicted to be faster and possible; otherwise None.
+
+    B is stored as blocks of this dtype. The result is None too if B has a block twice, or if there is no memory.
+    """
+    dense = SparseDense.of(A, b, block_cols, dtype)
+    if dense is None or not dense.served or dense.seconds(card()) >= dense.other_seconds(card()):
+        return None
+    try:
+        if dtype.kind != "c":
+            return dense.product(A, b)
+        found = dense.product(A.remembered("reals", lambda: _reals_of(A)), b._replace(data=reals.right(b.data)))
+        return None if found is None else found._replace(data=found.data.view(dtype))
+    except MemoryError:
+        return None
+
+
+def _reals_of(A: Operand) -> Operand:
+    """A complex matrix as a real one, without a copy."""
+    data, indices, indptr = A.arrays
+    found = A.derived(reals.left(data), indices, indptr, (A.shape[0], 2 * A.shape[1]))
+    found.pointer = A.pointer
+    return found
