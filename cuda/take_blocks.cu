@@ -5,6 +5,7 @@
 #include "common/elements.cuh"
 
 constexpr int kThreads = 128, kWide = 8;
+constexpr int kCtas = 4;  // CTAs per SM: leaves 128 registers per thread, so that ptxas does not spill for occupancy
 
 struct TakeBlocks {
   const A* data;         // (a_blocks, R, K)
@@ -43,7 +44,7 @@ __device__ __forceinline__ Acc element(const TakeBlocks& p, i64 i, i64 j, int r,
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) take_blocks(const __grid_constant__ TakeBlocks p) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) take_blocks(const __grid_constant__ TakeBlocks p) {
   const u32 size = u32(p.R) * u32(p.N), columns = u32(p.N);  // fewer than 2^31, which what is added may pass
   const u32 across = u32(p.columns), most = u32(p.a_rows) * across;  // fewer than 2^31
   const i64 total = p.blocks * size;

@@ -90,8 +90,8 @@ class BlockProblem:
         (112, 8, 32)
         """
         piece = max(1, LINE // self.a.itemsize)
-        sides = (-(-side // to) * to for side, to in ((self.R, 16), (self.K, piece), (self.N, 16)))
-        return replace(self, **dict(zip("RKN", sides, strict=True)))
+        R, K, N = (-(-side // to) * to for side, to in ((self.R, 16), (self.K, piece), (self.N, 16)))
+        return replace(self, R=R, K=K, N=N)
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class BlockProductsSm90(
     a_transposed: bool = False
 
     threads = 384
-    #: multiplications of a multiprocessor in a nanosecond, the nanoseconds of a step at least, and of one that runs alone
+    #: multiplications of a multiprocessor in a nanosecond, nanoseconds of a step at least, and of a step by itself
     costs: ClassVar = {"WGMMA": (2200.0, 300.0, 600.0)}
 
     @property
@@ -380,8 +380,13 @@ class BlockProductsSm80(
         return replace(self, types=replace(self.types, index=index))
 
     def sampled_seconds(self, problem: BlockProblem, blocks: int, shape: tuple[int, int], card: Card) -> float:
-        """The same for all orders of the operands, so that none is copied that can be read as it lies."""
-        return 0.0
+        """Steps of 128 bytes along K of all tiles; the same for all orders of the operands."""
+        rate, least, alone = self.costs[self.mma]
+        tiles = blocks * -(-problem.N // self.part_n) / (self.tile_n // self.part_n) * (problem.R // self.tile_m)
+        depth, wide = -(-problem.K * problem.a.itemsize // 128), min(problem.K, 128 // problem.a.itemsize)
+        step = max(least, self.tile_m * self.tile_n * wide / rate)
+        spread = tiles * (depth * step + alone / 2) / card.multiprocessors
+        return _LAUNCH + 1e-9 * max(depth * max(step, alone), spread) * H200.clock / card.clock
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[BlockProductsSm80]:

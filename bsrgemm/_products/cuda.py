@@ -121,8 +121,11 @@ class CudaProducts(ProductEngine):
         dtype: np.dtype[Any],
         tf32: bool = False,
     ) -> Array:
+        def launch(X: Any, Y: Any, block: tuple[int, int], dtype: np.dtype[Any]) -> SampledLaunch | None:
+            return sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32)
+
         if len(indices) and X.shape[1]:
-            found = sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32)
+            found = sampled.of_reals(X, Y, block, dtype, launch) or launch(X, Y, block, dtype)
             if found is not None:
                 return found.start()
         return super().sampled(X, Y, indices, indptr, block, dtype)
@@ -133,11 +136,16 @@ class CudaProducts(ProductEngine):
         operand = operand_of(pattern)
         if operand.whole is None or not operand.blocks or not X.shape[1]:
             return None
-        dense = SampledDense.of(X, Y, operand, pattern.blocksize, dtype, tf32)
-        if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
-            return dense.prepare(X, Y, operand, card())
         _, indices, indptr = operand.arrays
-        return sampled.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
+
+        def launch(X: Any, Y: Any, block: tuple[int, int], dtype: np.dtype[Any]) -> SampledLaunch | None:
+            dense = SampledDense.of(X, Y, operand, block, dtype, tf32)
+            if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
+                return dense.prepare(X, Y, operand, card())
+            return sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32, operand.remembered)
+
+        block = pattern.blocksize
+        return sampled.of_reals(X, Y, block, dtype, launch) or launch(X, Y, block, dtype)
 
 
 ENGINE = CudaProducts(registry.cuda())

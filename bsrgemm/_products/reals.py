@@ -35,3 +35,14 @@ def right(b: Array) -> Array:
     rows[:, :, 0, :, 1] = b.imag
     cupy.negative(b.imag, out=rows[:, :, 1, :, 0])
     return rows.reshape(blocks, 2 * K, 2 * N)
+
+
+def columns(Y: Array) -> Array:
+    """A copy of a right factor of two dimensions, column by column: (2 N, 2 K) for (K, N)."""
+    (K, N), real = Y.shape, REALS[Y.dtype]
+    turned = Y.T
+    found = cupy.empty((N, 2, K, 2), real)
+    found[:, 0, :, 0] = found[:, 1, :, 1] = turned.real
+    found[:, 1, :, 0] = turned.imag
+    cupy.negative(turned.imag, out=found[:, 0, :, 1])
+    return found.reshape(2 * N, 2 * K)
