@@ -128,7 +128,7 @@ _answers = _Answers()
 def answer() -> int:
     """Return the address of memory of the host for the integers that a kernel answers with; each thread has its own.
 
-    No copy has to be launched to read them. Nothing else may be done between the launch and `read_answer`.
+    No copy has to be launched to read them. No other kernel may answer between the launch and `read_answer`.
     """
     return _answer()[0]
 

@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import tensor_map
+from .._kernels import forced_kernel, tensor_map
 from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
@@ -441,6 +441,9 @@ class SpgemmSimt(Kernel, source="spgemm_simt.cu"):
         return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
 
 
+#: The ways to compute blocks of which one can be forced: of all pairs of filled factors, on the tensor cores by
+#: themselves, and on the CUDA cores.
+WAYS = ("SparseDense", "SampledDense", "BlockProducts", "SpgemmSimt")
 #: The kernels whose result is a list of blocks.
 BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
 
@@ -482,7 +485,7 @@ def pair_products(
         return None if data is None else data.view(dtype)
     given = _pairs_problem(a, b, len(ia), dtype)
     problem = given and given.fitting
-    if given is None or problem is None or not BlockProductsSm80.serves(problem):
+    if given is None or problem is None or not BlockProductsSm80.serves(problem) or forced_kernel.name == "SpgemmSimt":
         return None
     a, b = contiguous(a), contiguous(b)
     if problem != given or (a.data.ptr | b.data.ptr) % LINE:
@@ -512,6 +515,11 @@ def resized(x: Array, sides: tuple[int, int]) -> Array:
     return out
 
 
+def is_preferred(way: str, faster: bool) -> bool:
+    """Whether blocks are computed in this way (see `WAYS`): the forced one, or else one that should be faster."""
+    return forced_kernel.name == way if forced_kernel.name in WAYS else faster
+
+
 def pays(problem: BlockProblem, a: Array, b: Array, pairs: int, blocks: int) -> bool:
     """Whether copies of these blocks, and of the result, save more time on the tensor cores than they take."""
     fit, here = problem.fitting, card()
@@ -519,7 +527,8 @@ def pays(problem: BlockProblem, a: Array, b: Array, pairs: int, blocks: int) -> 
     if not BlockProductsSm80.serves(fit) or problem.a.itemsize * sum(copies) > _MOST_BYTES:
         return False
     copying = sum(_LAUNCH + 2 * n * fit.a.itemsize / (_COPY_RATE * here.bandwidth) for n in copies)
-    return tensor_seconds(fit, pairs, blocks, here) + copying < simt_seconds(problem, pairs, blocks, here)
+    seconds = tensor_seconds(fit, pairs, blocks, here) + copying
+    return is_preferred("BlockProducts", seconds < simt_seconds(problem, pairs, blocks, here))
 
 
 def pairs_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
@@ -558,7 +567,7 @@ def reals_of(a: Array, b: Array, dtype: np.dtype[Any]) -> BlockProblem:
 def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
     """Return the launch of `pair_products` on Hopper before the numbers of pairs and blocks are known, or None."""
     problem = _pairs_problem(a, b, len(listing.left), dtype)
-    if problem is None or (a.data.ptr | b.data.ptr) % LINE:
+    if problem is None or forced_kernel.name == "SpgemmSimt" or (a.data.ptr | b.data.ptr) % LINE:
         return None
     counts = (len(listing.starts), len(listing.left), len(a), len(b))
     found = Lists(listing.left, listing.right, listing.starts, counts)

@@ -71,11 +71,12 @@ class CudaProducts(ProductEngine):
         return super().product_pattern(a, b, block_cols) if found is None else found
 
     def multiply_sparse(
-        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrix: Any = None
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
     ) -> Blocks:
-        whole = None if matrix is None else sparse_dense.multiplied(operand_of(matrix), b, block_cols, dtype)
-        if whole is not None:
-            return whole
+        if matrices is not None:
+            whole = sparse_dense.multiplied(operand_of(matrices[0]), operand_of(matrices[1]), block_cols, dtype)
+            if whole is not None:
+                return whole
         listing = spgemm_pattern.begin(a, b, block_cols)
         if listing is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
@@ -140,7 +141,7 @@ class CudaProducts(ProductEngine):
 
         def launch(X: Any, Y: Any, block: tuple[int, int], dtype: np.dtype[Any]) -> SampledLaunch | None:
             dense = SampledDense.of(X, Y, operand, block, dtype, tf32)
-            if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
+            if dense.is_chosen(card()):
                 return dense.prepare(X, Y, operand, card())
             return sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32, operand.remembered)
 

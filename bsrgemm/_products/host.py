@@ -228,7 +228,7 @@ class HostProducts(ProductEngine):
         return dtype not in self.backend.foreign_dtypes or (dtype.char in "fdFD" and flops >= _PAIR_FLOPS)
 
     def multiply_sparse(
-        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrix: Any = None
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
     ) -> Blocks:
         if self._by_pairs(a, b, dtype):
             return super().multiply_sparse(a, b, block_cols, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import graphs
+from .._kernels import forced_kernel, graphs
 from .._kernels.card import Card, card
 from .._kernels.launch import Chain, Launch, Step, contiguous
 from .._kernels.rearrange import Lie, Rearrange
@@ -22,6 +22,7 @@ from .block_products import (
     BlockProductsSm80,
     BlockProductsSm90,
     Lists,
+    is_preferred,
     matrix_map,
     simt_seconds,
     started,
@@ -76,7 +77,7 @@ def sampled_launch(
     if max(M // R * fit.R, K, columns // N * fit.N) >= MOST or not BlockProductsSm80.serves(fit):
         return None
     read = _as_read(given, counts, card())
-    if not _is_read(given) and not _pays(given, read, counts, card()):
+    if forced_kernel.name == "SpgemmSimt" or (not _is_read(given) and not _pays(given, read, counts, card())):
         return None
     found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
     launch: Launch | Chain | None
@@ -126,7 +127,8 @@ def _is_read(given: BlockProblem) -> bool:
 
 def _pays(given: BlockProblem, read: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> bool:
     """Whether copies for the tensor cores take less time than the CUDA cores."""
-    return copied_seconds(given, read, counts, card) < simt_seconds(given, counts[0], counts[0], card)
+    seconds = copied_seconds(given, read, counts, card)
+    return is_preferred("BlockProducts", seconds < simt_seconds(given, counts[0], counts[0], card))
 
 
 def sampled_seconds(given: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> float:

@@ -15,7 +15,7 @@ from .._kernels.element_types import BYTES, types
 from .._kernels.launch import Chain
 from .._kernels.rearrange import Lie, Rearrange
 from ..dtypes import accumulator_dtype
-from .block_products import BlockProblem, simt_seconds
+from .block_products import BlockProblem, is_preferred, simt_seconds
 from .call import Problem, order_of
 from .costs import memory
 from .dense import Dense
@@ -81,6 +81,10 @@ class SampledDense:
         each = BlockProblem(p.arch, *self.dtypes, R, p.K, N, self.orders[1], p.tf32, self.orders[0])
         counts = (self.blocks, self.blocks, p.R // R, p.N // N)
         return min(sampled_seconds(each, counts, card), simt_seconds(each, self.blocks, self.blocks, card))
+
+    def is_chosen(self, card: Card) -> bool:
+        """Whether it is possible, and predicted to be faster."""
+        return self.served and is_preferred("SampledDense", self.seconds(card) < self.other_seconds(card))
 
     def prepare(self, X: Array, Y: Array, operand: Operand, card: Card) -> SampledLaunch:
         """What starts the product with operands like these."""

@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import cupy
@@ -20,17 +21,17 @@ from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import Types, element
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel
-from .._kernels.launch import contiguous, run
+from .._kernels.launch import Launch, run
 from .._kernels.rearrange import LINE
 from . import reals, spgemm_pattern
 from .arguments import TAKE_BLOCKS
-from .block_products import BlockProblem, pairs_seconds
+from .block_products import BlockProblem, is_preferred, pairs_seconds
 from .call import Problem
 from .costs import from_l2, memory
 from .filled import Fill, filled
 from .gemm_simt import INDEX, names_of
 from .operand import Kind, Operand
-from .prepared import Filled, choose
+from .prepared import Filled, fastest
 from .spgemm_pattern import Joining
 
 #: Bytes of both factors filled up and of the dense product together.
@@ -75,22 +76,18 @@ class SparseDense:
 
     #: microseconds of launches that others do not need, and of a pair that is listed; how many times the bits of a row
     #: of B are read from the L2, and the share of the bandwidth of memory that `take_blocks` reaches
-    costs: ClassVar = {"t0": 35.0, "pair": 0.15e-3, "bits": 2.0, "take": 0.25}
+    costs: ClassVar = {"t0": 50.0, "pair": 0.15e-3, "bits": 2.0, "take": 0.25}
 
     @classmethod
-    def of(cls, A: Operand, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:
-        """The product of a matrix and these blocks; None if their dtypes differ, or are not floats or complex."""
-        stored = A.arrays[0]
-        if A.whole is None or not stored.dtype == b.data.dtype == dtype or dtype.kind not in "fcV":
+    def of(cls, A: Operand, B: Operand, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:
+        """The product of two matrices, if it is possible and predicted to be faster, otherwise None."""
+        (a, _, indptr), (b, *_, b_indptr) = A.arrays, B.arrays
+        if A.whole is None or B.whole is None or not a.dtype == b.dtype == dtype or dtype.kind not in "fcV":
             return None
-        each, real = (2, reals.REALS[dtype]) if dtype.kind == "c" else (1, dtype)
-        (R, K), N = stored.shape[1:], each * b.data.shape[2]
-        problem = Problem(
-            card().arch, names_of(real, A.indices_dtype), R, each * K, N * block_cols, batches=1,
-            block_rows=len(A.arrays[2]) - 1, block_cols=len(b.indptr) - 1, blocks=len(stored), transposed=False,
-            b_order="C", c_order="C", overwrite=True, aligned=A.pointer % LINE == 0,
-        )  # fmt: skip
-        return cls(problem, real, N, block_cols, len(b.data))
+        counts = len(indptr) - 1, len(b_indptr) - 1, block_cols
+        sides = (*a.shape[1:], b.shape[2])
+        aligned, forced = A.pointer % LINE == 0, forced_kernel.name
+        return _chosen(sides, counts, (len(a), len(b)), dtype, A.indices_dtype, aligned, forced, card())
 
     @property
     def served(self) -> bool:
@@ -125,7 +122,7 @@ class SparseDense:
         around = memory(card, stored) / fill["store"] + memory(card, written) / fill["fill"]
         bits = x["bits"] * from_l2(card, 4 * p.blocks * -(-self.columns // 32))
         taken = memory(card, 2 * self.result_blocks * p.R * self.N * size) / x["take"]
-        return choose(p, card).seconds(p, card) + 1e-6 * (x["t0"] + bits + around + taken)
+        return fastest(p, card, True).seconds(p, card) + 1e-6 * (x["t0"] + bits + around + taken)
 
     def other_seconds(self, card: Card) -> float:
         """The list of pairs, and their products."""
@@ -133,18 +130,22 @@ class SparseDense:
         each = BlockProblem(p.arch, self.dtype, self.dtype, self.dtype, p.R, p.K, self.N)
         return 1e-6 * self.costs["pair"] * self.pairs + pairs_seconds(each, self.pairs, self.result_blocks, card)
 
-    def product(self, A: Operand, b: Blocks) -> Blocks | None:
-        """The product of real matrices; None if B has a block twice."""
-        joining = spgemm_pattern.join(Blocks(*A.arrays), b, self.columns)
+    def product(self, A: Operand, B: Operand, data: Array) -> Blocks | None:
+        """The product of real matrices, the second one with these blocks; None if B has a block twice."""
+        pattern = Blocks(data, *B.arrays[1:])
+        bits = B.remembered(("bits", self.columns), lambda: spgemm_pattern.row_bits(pattern, self.columns))
+        joining = spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
         if joining is None:
             return None
         p = self.problem
         rows, inner = p.block_rows * p.R, p.block_cols * p.K
         line = -(-p.N * self.dtype.itemsize // LINE) * LINE // self.dtype.itemsize
         full_b, full = (cupy.empty((n, line), self.dtype)[:, : p.N] for n in (inner, rows))
-        key = ("sparse", p.N, p.aligned, forced_kernel.name, overlapping.thread.active, cupy.cuda.runtime.getDevice())
-        multiply = A.calls.made(key, lambda: choose(p, card()).prepare(Kind(p, A, full_b, full), card()))
-        self._fill(A, b, full_b, line)
+        device = cupy.cuda.runtime.getDevice()
+        filling, shape = B.calls.made(("fill", self, device), lambda: self._filling(B, line))
+        filling.start((data, full_b, cupy.empty(shape, np.uint8)))  # what is stored twice is known from the bits
+        key = ("dense", self, overlapping.thread.active, device)
+        multiply = A.calls.made(key, lambda: fastest(p, card(), True).prepare(Kind(p, A, full_b, full), card()))
         multiply.start((full_b, full), 1, 0)
         blocks = joining.finish()
         if blocks is None:
@@ -154,19 +155,15 @@ class SparseDense:
             self._take(A, joining, full_b, full, out)
         return Blocks(out, *joining.index(blocks))
 
-    def _fill(self, A: Operand, b: Blocks, full: Array, line: int) -> None:
-        """Start what fills B up, in rows of `line` elements."""
-        p = self.problem
-        indices = contiguous(b.indices)
-        B = A.derived(contiguous(b.data), indices, contiguous(b.indptr.astype(indices.dtype, copy=False)), full.shape)
-        index = element(indices.dtype)
+    def _filling(self, B: Operand, line: int) -> tuple[Launch, tuple[int, int, int]]:
+        """The launch for B's blocks, B filled up in rows of `line` elements, and numbers of this shape."""
+        p, index = self.problem, element(B.indices_dtype)
         stored = replace(
             p, types=replace(p.types, index=index), R=p.K, K=self.N, N=1, block_rows=p.block_cols,
             block_cols=self.columns, blocks=self.blocks,
         )  # fmt: skip
         rows = replace(filled(stored), K=p.N, block_cols=1, blocks=1, line=line if line > p.N else 0)
-        fill, shape = Fill(self.dtype.itemsize, index).prepare(Kind(stored, B, None, None), card(), rows)
-        fill.start((B.arrays[0], full, cupy.empty(shape, np.uint8)))  # what is stored twice is known from the bits
+        return Fill(self.dtype.itemsize, index).prepare(Kind(stored, B, None, None), card(), rows)
 
     def _take(self, A: Operand, joining: Joining, full_b: Array, full: Array, out: Array) -> None:
         """Start what takes the blocks of the result."""
@@ -184,18 +181,41 @@ class SparseDense:
         run(kernel, kernel.grid(out.size), (jit.argument(packed),), uses=arrays.values())
 
 
-def multiplied(A: Operand, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks | None:
+@lru_cache(maxsize=4096)
+def _chosen(
+    sides: tuple[int, int, int],
+    counts: tuple[int, int, int],
+    blocks: tuple[int, int],
+    dtype: np.dtype[Any],
+    index: np.dtype[Any],
+    aligned: bool,
+    forced: str | None,
+    card: Card,
+) -> SparseDense | None:
+    """The product of blocks of R x K and K x N, so many along each side of both matrices, if a dense one is faster."""
+    each, real = (2, reals.REALS[dtype]) if dtype.kind == "c" else (1, dtype)
+    (R, K, N), (rows, inner, columns) = sides, counts
+    problem = Problem(
+        card.arch, names_of(real, index), R, each * K, each * N * columns, batches=1, block_rows=rows,
+        block_cols=inner, blocks=blocks[0], transposed=False, b_order="C", c_order="C", overwrite=True, aligned=aligned,
+    )  # fmt: skip
+    found = SparseDense(problem, real, each * N, columns, blocks[1])
+    faster = found.served and is_preferred("SparseDense", found.seconds(card) < found.other_seconds(card))
+    return found if faster else None
+
+
+def multiplied(A: Operand, B: Operand, block_cols: int, dtype: np.dtype[Any]) -> Blocks | None:
     """Return ``A @ B`` as a dense product, where that is predicted to be faster and possible; otherwise None.
 
-    B is stored as blocks of this dtype. The result is None too if B has a block twice, or if there is no memory.
+    It is impossible too if B has a block twice, and without memory.
     """
-    dense = SparseDense.of(A, b, block_cols, dtype)
-    if dense is None or not dense.served or dense.seconds(card()) >= dense.other_seconds(card()):
+    dense = SparseDense.of(A, B, block_cols, dtype)
+    if dense is None:
         return None
     try:
         if dtype.kind != "c":
-            return dense.product(A, b)
-        found = dense.product(A.remembered("reals", lambda: _reals_of(A)), b._replace(data=reals.right(b.data)))
+            return dense.product(A, B, B.arrays[0])
+        found = dense.product(A.remembered("reals", lambda: _reals_of(A)), B, reals.right(B.arrays[0]))
         return None if found is None else found._replace(data=found.data.view(dtype))
     except MemoryError:
         return None

@@ -99,24 +99,20 @@ class Joining:
     What is started after it does not delay `finish`.
     """
 
-    def __init__(self, patterns: _Patterns) -> None:
+    def __init__(self, patterns: _Patterns, bits: Array) -> None:
         rows, cols, index = patterns.rows, patterns.block_cols, patterns.index
         a_blocks, b_blocks = patterns.sizes
         self._room = min(rows * cols, a_blocks * min(cols, b_blocks))
-        self.words = -(-cols // 32)
-        #: the bits of B, behind a number that says whether it has a block twice
-        memory = cupy.zeros(2 + patterns.b_rows * self.words, np.uint32)
-        self.bits = memory[2:]
+        self.words, self.bits = -(-cols // 32), bits[2:]
         self._indices, self.places = cupy.empty(self._room, index), cupy.empty(self._room, np.int32)
         self.indptr = cupy.empty(rows + 1, index)
         counters = workspace.counters(2 * rows + 2)
         zeros = counters.data.ptr
         arrays = {"indices": self._indices, "places": self.places, "count": self.indptr, "bits": self.bits}
         pointers = {name: x.data.ptr for name, x in arrays.items()} | {"counters": zeros, "sums": zeros + 8}
-        pointers |= {"totals": workspace.answer(), "most": memory.data.ptr}
+        pointers |= {"totals": workspace.answer(), "most": bits.data.ptr}
         values = pointers | {"most_columns": self._room, "slots": self.words}
-        uses = (patterns, *arrays.values(), memory, counters)
-        patterns.start("set_bits", -(-patterns.b_rows // _WARPS), _WARPS, 0, values, uses)
+        uses = (patterns, *arrays.values(), bits, counters)
         patterns.start("join_rows", rows, _WARPS, 8 * self.words, values, uses)
         self._event = cupy.cuda.get_current_stream().record()
 
@@ -140,7 +136,6 @@ class _Patterns:
 
     def __init__(self, a: Blocks, b: Blocks, block_cols: int) -> None:
         self.rows, self.block_cols, self.sizes = len(a.indptr) - 1, block_cols, (len(a.indices), len(b.indices))
-        self.b_rows = len(b.indptr) - 1
         self.index = structure.index_dtype(0, *a[1:], *b[1:])
         # copies stay alive until the kernels that read them have been started
         self._arrays = [tuple(contiguous(x.astype(self.index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
@@ -168,11 +163,23 @@ def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
     return None if patterns is None or room is None else Listing(patterns, room)
 
 
-def join(a: Blocks, b: Blocks, block_cols: int) -> Joining | None:
-    """Start to find the pattern of ``A @ B`` alone; None for sizes that are counted with more than 31 bits."""
+def row_bits(b: Blocks, block_cols: int) -> Array:
+    """Return a bit for each block of a matrix, behind a number of 64 bits: whether it has a block twice."""
+    patterns, words = _Patterns(b, b, block_cols), -(-block_cols // 32)
+    found = cupy.zeros(2 + patterns.rows * words, np.uint32)
+    values = {"bits": found[2:].data.ptr, "most": found.data.ptr, "slots": words}
+    patterns.start("set_bits", -(-patterns.rows // _WARPS), _WARPS, 0, values, (patterns, found))
+    return found
+
+
+def join(a: Blocks, b: Blocks, block_cols: int, bits: Array) -> Joining | None:
+    """Start to find the pattern of ``A @ B`` alone; None for sizes that are counted with more than 31 bits.
+
+    `bits` are those that `row_bits` has found for B.
+    """
     patterns = _patterns(a, b, block_cols)
     few = patterns is not None and patterns.rows * block_cols < _MOST and block_cols // 4 < _SHARED_BYTES
-    return Joining(patterns) if patterns is not None and few else None
+    return Joining(patterns, bits) if patterns is not None and few else None
 
 
 def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 
 pytest.importorskip("cupy")
 
-import bsrgemm as bg
 from bsrgemm._products import sparse_dense, spgemm_pattern
 from bsrgemm._products.sparse_dense import SparseDense
 
@@ -23,9 +23,12 @@ def hopper(device: Device) -> None:
 
 
 @pytest.fixture
-def dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def dense(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every product of two BSR matrices be a dense one."""
     monkeypatch.setattr(SparseDense, "other_seconds", lambda self, card: np.inf)
+    sparse_dense._chosen.cache_clear()
+    yield
+    sparse_dense._chosen.cache_clear()
 
 
 def bsr(rng: np.random.Generator, there: Any, block: tuple[int, int], dtype: Any, index: str = "i4") -> Bsr:
@@ -134,14 +137,14 @@ def test_what_is_predicted_to_be_faster_is_chosen(device: Device, rng: np.random
 def test_the_pattern_is_found_where_the_lists_of_pairs_have_it(device: Device, rng: np.random.Generator) -> None:
     left, right = rng.random((70, 33)) < 0.1, rng.random((33, 90)) < 0.1
     A, B = bsr(rng, left, (1, 1), F32).on(device), bsr(rng, right, (1, 1), F32).on(device)
-    joining = spgemm_pattern.join(A._blocks, B._blocks, 90)
+    joining = spgemm_pattern.join(A._blocks, B._blocks, 90, spgemm_pattern.row_bits(B._blocks, 90))
     assert joining is not None
     blocks = joining.finish()
+    assert blocks is not None
     listed = spgemm_pattern.product_pattern(A._blocks, B._blocks, 90)
     assert listed is not None and blocks == len(listed.indices)
     for got, want in zip(joining.index(blocks), listed[3:], strict=True):
         np.testing.assert_array_equal(device.asnumpy(got), device.asnumpy(want))
-    assert bg.bsr_array is not None and sparse_dense is not None
 
 
 def test_a_matrix_of_other_dtypes_lists_its_pairs(device: Device, dense: None, rng: np.random.Generator) -> None:
