@@ -1,8 +1,9 @@
-"""Kernels whose result is a list of blocks, and the launches of ``BSR @ BSR``; those of sampled products: `sampled`."""
+"""Kernels whose result is a list of blocks, and their predicted times; `pairs` and `sampled` launch them."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -16,8 +17,8 @@ from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
-from .._kernels.rearrange import LINE, Lie, Rearrange
+from .._kernels.launch import Chain, Launch, Map, Scratch
+from .._kernels.rearrange import LINE
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
@@ -29,10 +30,7 @@ from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
 from .gemm_sm90 import WGMMA
 from .lists import SampledTiles
-from .spgemm_pattern import Listing
 
-#: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
-_STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 MOST = 2**31
 #: Tiles of which the Hopper kernel has fewer: its CTAs count on when there are none left.
@@ -56,10 +54,11 @@ _FILLED = {2: 0.8, 4: 0.5, 8: 0.33}
 #: writes to shared memory. A step of 48 KB took 1,140 cycles in 320 lines of 128 bytes, 1,600 in 576 of 64, and 3,900
 #: in 1,088 of 32.
 _L2_BYTES, _LINE_CYCLES = 36, 3
-#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.
-_OF_A_BLOCK, _OF_ALL = 2.3e9, 8e11
-#: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches; the most bytes of copies.
-_LAUNCH, _COPY_RATE, _MOST_BYTES = 3e-6, 0.6, 4 << 30
+#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all; by the bytes
+#: of complex numbers, 0 for all others.
+_SIMT = {0: (2.3e9, 1.8e12), 8: (2.4e9, 1.5e12), 16: (2.0e9, 7e11)}
+#: Seconds of launches on the tensor cores and on the CUDA cores.
+_LAUNCH, _SIMT_LAUNCH = 3e-6, 1e-5
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,14 @@ class BlockProblem:
     tf32: bool = False
     #: the order of the dense left-hand side of a sampled product
     x_order: str = "C"
+
+    @property
+    def real(self) -> BlockProblem:
+        """A product of complex blocks as one of real blocks (see `reals`); any other as it is."""
+        if self.a not in reals.REALS or not self.a == self.b == self.out:
+            return self
+        dtype = reals.REALS[self.a]
+        return replace(self, a=dtype, b=dtype, out=dtype, K=2 * self.K, N=2 * self.N)
 
     @property
     def fitting(self) -> BlockProblem:
@@ -406,8 +413,14 @@ class BlockProductsSm80(
         named = dict(zip(("a_line", "b_line", "a_block", "b_block"), steps, strict=True))
         packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
         kernel = self.indexed(element(found.right.dtype))
-        write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
-        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found,))
+        write, write_numbers = (BLOCK_PRODUCTS_SM80.patch(*x).write for x in (("a", "b", "out"), ("blocks", "pairs")))
+
+        def numbers(to: Any, *given: int) -> None:
+            """As those of `BlockProductsSm90`."""
+            if given:
+                write_numbers(to, *given[:2])
+
+        return Launch(kernel, (tiles,), packed, pointers=write, numbers=numbers, holds=(found,))
 
 
 @dataclass(frozen=True)
@@ -448,152 +461,41 @@ WAYS = ("SparseDense", "SampledDense", "BlockProducts", "SpgemmSimt")
 BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
 
 
-# ----------------------------------------------------------------------------------------------------- BSR @ BSR
-@dataclass(slots=True)
-class PairsLaunch:
-    """The launch of ``BSR @ BSR`` for lists of pairs of which it is not known yet how long they are."""
-
-    launch: Launch
-    operands: tuple[Array, Array]
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    #: number of tiles of a block
-    tiles: int
-    #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
-    in_strips: bool
-
-    def start(self, blocks: int, pairs: int, rows: int) -> Array:
-        """Compute so many blocks, of so many pairs; `rows` is as in `pair_products`."""
-        out = cupy.empty((blocks, *self.shape), self.dtype)
-        self.launch.grid = (min(blocks * self.tiles, card().multiprocessors),)
-        row_blocks = round(blocks / rows) if self.in_strips and rows >= _STRIP else 0
-        self.launch.start((*self.operands, out), blocks, pairs, row_blocks)
-        return out
-
-
-def pair_products(
-    a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
-) -> Array | None:
-    """Compute ``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs k of block s on the tensor cores.
-
-    The result is None if the tensor cores cannot compute this product. `rows` is the number of block rows of the
-    result if its blocks are sorted by block row, otherwise 0. If B is larger than the L2 cache, the Hopper kernel uses
-    it to compute the blocks in an order that reads less from memory.
-    """
-    if a.dtype == b.dtype == dtype and dtype in reals.REALS and pays(reals_of(a, b, dtype), a, b, len(ia), len(starts)):
-        data = pair_products(reals.left(contiguous(a)), ia, reals.right(b), ib, starts, reals.REALS[dtype], rows)
-        return None if data is None else data.view(dtype)
-    given = _pairs_problem(a, b, len(ia), dtype)
-    problem = given and given.fitting
-    if given is None or problem is None or not BlockProductsSm80.serves(problem) or forced_kernel.name == "SpgemmSimt":
-        return None
-    a, b = contiguous(a), contiguous(b)
-    if problem != given or (a.data.ptr | b.data.ptr) % LINE:
-        if not pays(given, a, b, len(ia), len(starts)):
-            return None
-        a, b = resized(a, (problem.R, problem.K)), resized(b, (problem.K, problem.N))
-    found = Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
-    shape = len(starts), problem.R, problem.N
-    if BlockProductsSm90.serves(problem):
-        prepared = _pairs_launch(problem, a, b, found)
-        out = None if prepared is None else prepared.start(len(starts), len(ia), rows)
-    else:
-        kernel = BlockProductsSm80.of(problem)
-        assert kernel is not None
-        R, K, N = problem.R, problem.K, problem.N
-        launch = kernel.launch((K, N, R * K, K * N), shape, found, K)
-        out = None if launch is None else started(launch, (a, b), shape, dtype)
-    return out if out is None or shape[1:] == (given.R, given.N) else resized(out, (given.R, given.N))
-
-
-def resized(x: Array, sides: tuple[int, int]) -> Array:
-    """Return a copy of blocks with other sides: with zeros at their ends, or without what lies beyond."""
-    lie = Lie(x.dtype, (len(x), *map(min, x.shape[1:], sides)), x.strides, x.data.ptr)
-    out = cupy.empty((len(x), *sides), x.dtype)
-    if x.size:
-        Rearrange.copying(lie, Lie.in_order(x.dtype, out.shape)).start((x, out))
-    return out
-
-
+# -------------------------------------------------------------------------------------------------- what is chosen
 def is_preferred(way: str, faster: bool) -> bool:
     """Whether blocks are computed in this way (see `WAYS`): the forced one, or else one that should be faster."""
     return forced_kernel.name == way if forced_kernel.name in WAYS else faster
 
 
-def pays(problem: BlockProblem, a: Array, b: Array, pairs: int, blocks: int) -> bool:
-    """Whether copies of these blocks, and of the result, save more time on the tensor cores than they take."""
-    fit, here = problem.fitting, card()
-    copies = len(a) * fit.R * fit.K, len(b) * fit.K * fit.N, blocks * fit.R * fit.N
-    if not BlockProductsSm80.serves(fit) or problem.a.itemsize * sum(copies) > _MOST_BYTES:
-        return False
-    copying = sum(_LAUNCH + 2 * n * fit.a.itemsize / (_COPY_RATE * here.bandwidth) for n in copies)
-    seconds = tensor_seconds(fit, pairs, blocks, here) + copying
-    return is_preferred("BlockProducts", seconds < simt_seconds(problem, pairs, blocks, here))
-
-
-def pairs_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
-    """What so many products of blocks will take, on the tensor cores if they are faster."""
-    fit, simt = problem.fitting, simt_seconds(problem, pairs, blocks, card)
-    return min(simt, tensor_seconds(fit, pairs, blocks, card)) if BlockProductsSm80.serves(fit) else simt
-
-
 def tensor_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
-    """Steps of 128 bytes along K of all tiles of all pairs, on the tensor cores."""
+    """Steps of 128 bytes along K of all tiles of so many pairs, on the tensor cores; `problem` is one that fits."""
     kernel: Any = BlockProductsSm90.of(problem) or BlockProductsSm80.of(problem)
     rate, least, alone = kernel.costs[getattr(kernel, "mma", "WGMMA")]
     wide = kernel.part_n if isinstance(kernel, BlockProductsSm90) else kernel.tile_n
     tiles = -(-problem.R // kernel.tile_m) * -(-problem.N // wide)
     depth = -(-problem.K * problem.a.itemsize // 128)
     step = max(least, kernel.tile_m * wide * min(problem.K, 128 // problem.a.itemsize) / rate)
-    chain = max(1.0, pairs / max(1, blocks)) * depth * max(step, alone)
+    chain = longest(pairs, blocks) * depth * max(step, alone)
     spread = pairs * tiles * depth * step / card.multiprocessors
     return _LAUNCH + 1e-9 * max(chain, spread) * H200.clock / card.clock
 
 
 def simt_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
-    """The same on the CUDA cores: of the longest block, which one CTA computes, and of all."""
-    every = pairs * problem.R * problem.K * problem.N
-    scale = card.multiprocessors * card.clock / (H200.multiprocessors * H200.clock)
-    longest = every / max(1, blocks) / _OF_A_BLOCK * H200.clock / card.clock
-    return 1e-5 + max(longest, every / _OF_ALL / scale)
+    """What so many pairs take on the CUDA cores: those of a block, which one CTA computes, or all of them."""
+    each, rates = problem.R * problem.K * problem.N, _SIMT[problem.a.itemsize if problem.a.kind == "c" else 0]
+    scale = card.multiprocessors / H200.multiprocessors
+    seconds = max(longest(pairs, blocks) * each / rates[0], pairs * each / rates[1] / scale)
+    return _SIMT_LAUNCH + seconds * H200.clock / card.clock
 
 
-def reals_of(a: Array, b: Array, dtype: np.dtype[Any]) -> BlockProblem:
-    """The product of complex blocks as one of real blocks."""
-    real, (R, K) = reals.REALS[dtype], a.shape[1:]
-    return BlockProblem(card().arch, real, real, real, R, 2 * K, 2 * b.shape[2])
+def longest(pairs: float, blocks: int) -> float:
+    """The pairs of the block that has most, if they lie at random.
 
-
-def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
-    """Return the launch of `pair_products` on Hopper before the numbers of pairs and blocks are known, or None."""
-    problem = _pairs_problem(a, b, len(listing.left), dtype)
-    if problem is None or forced_kernel.name == "SpgemmSimt" or (a.data.ptr | b.data.ptr) % LINE:
-        return None
-    counts = (len(listing.starts), len(listing.left), len(a), len(b))
-    found = Lists(listing.left, listing.right, listing.starts, counts)
-    return _pairs_launch(problem, contiguous(a), contiguous(b), found)
-
-
-def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
-    """Return the properties of a product that the tensor cores may be able to compute, or None."""
-    R, K = a.shape[1:]
-    unfit = not 0 < pairs < MOST or max(len(a) * R, len(b) * K) >= MOST
-    return None if unfit else BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, b.shape[2])
-
-
-def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> PairsLaunch | None:
-    """Return the launch for Hopper, or None if it cannot compute the product or there are too many tiles."""
-    kernel = BlockProductsSm90.of(problem)
-    if kernel is None:
-        return None
-    R, K, N = problem.R, problem.K, problem.N
-    left = matrix_map(a.dtype, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
-    right = matrix_map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
-    launch = kernel.launch((left, right), (found.counts[0], R, N), found, K)
-    if launch is None:
-        return None
-    tiles = -(-R // kernel.tile_m) * -(-N // kernel.part_n)
-    return PairsLaunch(launch, (a, b), (R, N), problem.out, tiles, b.nbytes > card().l2_bytes)
+    >>> longest(10, 10), round(longest(1000, 100))
+    (1.0, 20)
+    """
+    mean = max(1.0, pairs / max(1, blocks))
+    return mean if mean == 1 else min(pairs, mean + math.sqrt(2 * mean * math.log(max(1, blocks))))
 
 
 def started(

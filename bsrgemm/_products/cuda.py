@@ -14,7 +14,7 @@ from .._kernels import forced_kernel, overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
-from . import block_products, sampled, sparse_dense, spgemm_pattern
+from . import pairs, sampled, sparse_dense, spgemm_pattern
 from .block_products import SpgemmSimt
 from .call import ProductCall, ProductPattern, order_of
 from .engine import ProductEngine
@@ -82,15 +82,15 @@ class CudaProducts(ProductEngine):
             return super().multiply_sparse(a, b, block_cols, dtype)
         rows = len(a.indptr) - 1
         # the host prepares the products while the card lists the pairs
-        prepared = block_products.pairs_launch(a.data, b.data, listing, dtype)
+        prepared = pairs.pairs_launch(a.data, b.data, listing.lists, dtype, listing.expected)
         found = listing.finish()
         if found is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
-        pairs, blocks = found
+        count, blocks = found
         if prepared is not None:
-            data = prepared.start(blocks, pairs, rows)
+            data = prepared.start(blocks, count, rows)
         else:
-            lists = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
+            lists = listing.left[:count], listing.right[:count], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
         return Blocks(data, *listing.index(blocks))
 
@@ -98,7 +98,7 @@ class CudaProducts(ProductEngine):
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
     ) -> Array:
         with self.backend.recording(a, ia, b, ib, starts):
-            found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
+            found = pairs.pair_products(a, ia, b, ib, starts, dtype, rows)
         if found is not None:
             return found
         R, K = a.shape[1:]

@@ -6,7 +6,6 @@ Small and odd blocks make more pairs than a card can list and multiply in the ti
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,9 +22,9 @@ from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch, run
 from .._kernels.rearrange import LINE
-from . import reals, spgemm_pattern
+from . import pairs, reals, spgemm_pattern
 from .arguments import TAKE_BLOCKS
-from .block_products import BlockProblem, is_preferred, pairs_seconds
+from .block_products import BlockProblem, is_preferred
 from .call import Problem
 from .costs import from_l2, memory
 from .filled import Fill, filled
@@ -69,6 +68,9 @@ class SparseDense:
     #: the product of A and B filled up
     problem: Problem
     dtype: np.dtype[Any]
+    #: dtype and sides (R, K, N) of the blocks as they are stored
+    stored: np.dtype[Any]
+    sides: tuple[int, int, int]
     #: columns of a block of B, its block columns, and its blocks
     N: int
     columns: int
@@ -76,7 +78,7 @@ class SparseDense:
 
     #: microseconds of launches that others do not need, and of a pair that is listed; how many times the bits of a row
     #: of B are read from the L2, and the share of the bandwidth of memory that `take_blocks` reaches
-    costs: ClassVar = {"t0": 50.0, "pair": 0.15e-3, "bits": 2.0, "take": 0.25}
+    costs: ClassVar = {"t0": 50.0, "pair": 0.2e-3, "bits": 2.0, "take": 0.25}
 
     @classmethod
     def of(cls, A: Operand, B: Operand, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:
@@ -105,15 +107,10 @@ class SparseDense:
         )
 
     @property
-    def pairs(self) -> float:
-        """The pairs of blocks, if both matrices store blocks at random."""
-        return self.problem.blocks * self.blocks / self.problem.block_cols
-
-    @property
-    def result_blocks(self) -> int:
-        """The blocks of the result, likewise."""
-        places = self.problem.block_rows * self.columns
-        return max(1, round(-places * math.expm1(-self.pairs / places)))
+    def expected(self) -> tuple[float, int]:
+        """The pairs of blocks, and the blocks of the result, if both matrices store blocks at random."""
+        p = self.problem
+        return spgemm_pattern.expected(p.block_rows, self.columns, p.block_cols, (p.blocks, self.blocks))
 
     def seconds(self, card: Card) -> float:
         """The pattern, B filled up, the product, and its blocks."""
@@ -121,14 +118,14 @@ class SparseDense:
         stored, written = self.blocks * p.K * self.N * size, p.block_cols * p.K * p.N * size
         around = memory(card, stored) / fill["store"] + memory(card, written) / fill["fill"]
         bits = x["bits"] * from_l2(card, 4 * p.blocks * -(-self.columns // 32))
-        taken = memory(card, 2 * self.result_blocks * p.R * self.N * size) / x["take"]
+        taken = memory(card, 2 * self.expected[1] * p.R * self.N * size) / x["take"]
         return fastest(p, card, True).seconds(p, card) + 1e-6 * (x["t0"] + bits + around + taken)
 
     def other_seconds(self, card: Card) -> float:
         """The list of pairs, and their products."""
-        p = self.problem
-        each = BlockProblem(p.arch, self.dtype, self.dtype, self.dtype, p.R, p.K, self.N)
-        return 1e-6 * self.costs["pair"] * self.pairs + pairs_seconds(each, self.pairs, self.result_blocks, card)
+        each = BlockProblem(self.problem.arch, self.stored, self.stored, self.stored, *self.sides)
+        listed = 1e-6 * self.costs["pair"] * self.expected[0]
+        return listed + pairs.seconds(each, (self.problem.blocks, self.blocks), self.expected, card)
 
     def product(self, A: Operand, B: Operand, data: Array) -> Blocks | None:
         """The product of real matrices, the second one with these blocks; None if B has a block twice."""
@@ -199,7 +196,7 @@ def _chosen(
         card.arch, names_of(real, index), R, each * K, each * N * columns, batches=1, block_rows=rows,
         block_cols=inner, blocks=blocks[0], transposed=False, b_order="C", c_order="C", overwrite=True, aligned=aligned,
     )  # fmt: skip
-    found = SparseDense(problem, real, each * N, columns, blocks[1])
+    found = SparseDense(problem, real, dtype, sides, each * N, columns, blocks[1])
     faster = found.served and is_preferred("SparseDense", found.seconds(card) < found.other_seconds(card))
     return found if faster else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,17 @@ class SpgemmPattern(Kernel, source="spgemm_pattern.cu", argument=arguments.SPGEM
         yield from (cls(entry, index) for index in ("i32", "i64") for entry in cls.entries)
 
 
+def expected(rows: int, columns: int, inner: int, sizes: tuple[int, int]) -> tuple[float, int]:
+    """Return how many pairs, and blocks of a result of rows x columns, two matrices with so many blocks have at random.
+
+    >>> expected(10, 10, 10, (100, 50)), expected(10, 10, 10, (20, 20))
+    ((500.0, 99), (40.0, 33))
+    """
+    pairs = sizes[0] * sizes[1] / max(1, inner)
+    places = rows * columns
+    return pairs, max(1, round(-places * math.expm1(-pairs / places)))
+
+
 class Listing:
     """The pairs of ``A @ B`` while the GPU lists them, in memory that suffices for any pattern without duplicates.
 
@@ -68,6 +80,8 @@ class Listing:
 
     def __init__(self, patterns: _Patterns, room: tuple[int, int]) -> None:
         pairs, blocks = self._room = room
+        #: the numbers of pairs and of blocks of the result, if both matrices store blocks at random
+        self.expected = expected(patterns.rows, patterns.block_cols, patterns.inner, patterns.sizes)
         rows, index = patterns.rows, patterns.index
         memory = cupy.empty(2 * pairs + blocks, np.int32)
         self.left, self.right, self.starts = memory[:pairs], memory[pairs:], memory[2 * pairs :]
@@ -82,6 +96,12 @@ class Listing:
         sizes = {"most_pairs": pairs, "most_columns": blocks, "slots": slots}
         uses = (patterns, memory, self.indices, self.indptr, counters)
         patterns.start("list_at_once", patterns.rows, 1, 4 * slots, pointers | sizes, uses)
+
+    @property
+    def lists(self) -> tuple[Array, Array, Array]:
+        """The left block and the right block of each pair, and the first pair of each block of the result."""
+        pairs, blocks = self._room
+        return self.left, self.right[:pairs], self.starts[:blocks]
 
     def finish(self) -> tuple[int, int] | None:
         """Wait for the numbers of pairs and of blocks of the result; None if there is no pair or too little memory."""
@@ -136,6 +156,7 @@ class _Patterns:
 
     def __init__(self, a: Blocks, b: Blocks, block_cols: int) -> None:
         self.rows, self.block_cols, self.sizes = len(a.indptr) - 1, block_cols, (len(a.indices), len(b.indices))
+        self.inner = len(b.indptr) - 1
         self.index = structure.index_dtype(0, *a[1:], *b[1:])
         # copies stay alive until the kernels that read them have been started
         self._arrays = [tuple(contiguous(x.astype(self.index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._products import block_products, sampled
+from bsrgemm._products import block_products, pairs, sampled
+from bsrgemm._products.costs import H200
 from bsrgemm._products.sampled_dense import SampledDense
 
 from ..devices import Device, Emulated
@@ -50,7 +51,7 @@ def kernel_of(arch: str) -> str:
 # ------------------------------------------------------------------------------- pairs
 def paired(device: Device, *given: Any, dtype: Any = F32, rows: int = 0) -> np.ndarray[Any, Any]:
     """The sums of products of pairs of blocks on the tensor cores."""
-    found = block_products.pair_products(*map(device.asarray, given), dtype, rows)
+    found = pairs.pair_products(*map(device.asarray, given), dtype, rows)
     assert found is not None
     return device.asnumpy(found)
 
@@ -124,7 +125,7 @@ def test_odd_and_complex_blocks_are_copied_for_the_tensor_cores(
     shape: Any, dtype: Any, arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks get zeros at their ends, complex ones become real ones, and an infinity stays in its row."""
-    monkeypatch.setattr(block_products, "pays", lambda *_: True)
+    monkeypatch.setattr(pairs, "pays", lambda *_: True)
     R, K, N = shape
     a, b = numbers(rng, (5, R, K), dtype), numbers(rng, (6, K, N), dtype)
     ia, ib, starts = np.array([0, 1, 2, 3, 4, 0, 1]), np.array([5, 4, 3, 2, 1, 0, -3]), np.array([0, 2, 4, 4])
@@ -142,13 +143,11 @@ def test_odd_and_complex_blocks_are_copied_for_the_tensor_cores(
         assert set(map(tuple, np.argwhere(spoiled)[:, :2])) == {(0, R - 1), (3, R - 1)}
 
 
-def test_blocks_are_copied_where_that_is_predicted_to_be_faster(device: Device) -> None:
+def test_blocks_are_copied_where_that_is_predicted_to_be_faster() -> None:
     """Many products of large blocks pay for copies, few of small ones do not."""
     half = np.dtype(np.float16)
-    large, small = (np.zeros((4, side, side), half) for side in (100, 3))
-    problems = [block_products.BlockProblem("sm_80", half, half, half, n, n, n) for n in (100, 3)]
-    assert block_products.pays(problems[0], large, large, 1000, 4)
-    assert not block_products.pays(problems[1], small, small, 10, 4)
+    large, small = (block_products.BlockProblem("sm_80", half, half, half, n, n, n) for n in (100, 3))
+    assert pairs.pays(large, (4, 4), (1000, 4), H200) and not pairs.pays(small, (4, 4), (10, 4), H200)
 
 
 # ------------------------------------------------------------------------------- samples
