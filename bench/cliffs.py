@@ -23,7 +23,7 @@ from . import machine, report
 from .cases.case import Case, Peer, Ready
 from .cliffs_cells import FRIENDLY, Cell, ProductCell
 from .cliffs_draw import PARTS, draw, ordinary
-from .internals import product_kernels
+from .internals import block_ways, forced, product_kernels
 from .measure import Row, Run, reason_of
 from .place import Call, Place
 from .report import Column, Screen, aligned, duration, times
@@ -36,7 +36,10 @@ _WORST, _TOGETHER = 20, 100
 
 @dataclass(frozen=True)
 class Forced(Cell):
-    """A product by its options, of which `compiling` calls each once."""
+    """A product by its options, of which `compiling` calls each once.
+
+    Blocks of a result are computed in every way; one that is impossible takes the time of what is chosen.
+    """
 
     compiling: bool = False
     #: the problem and the kernels by name, as soon as the operands are there
@@ -45,7 +48,10 @@ class Forced(Cell):
 
     def ready(self, place: Place) -> Ready:
         case = self.case
-        assert isinstance(case, ProductCell)
+        if not isinstance(case, ProductCell):
+            ready = case.ready(place)
+            ready.peers = {way: partial(_peer, partial(forced, ready.call, way)) for way in block_ways(self.part)}
+            return ready
         A, B, out = case.operands(place)
         ready = case.ready_with(place, A, B, out)
         problem, starts = product_kernels(case.operand(A), B, out, case.left, case.kind)
@@ -84,8 +90,11 @@ def rows(run: Run, cells: Sequence[Cell]) -> Iterator[Row]:
         gc.freeze()  # what there is now stays, and the collection after each cell need not walk it
         some = cells[first : first + _TOGETHER]
         friends: list[Case] = list(dict.fromkeys(cell.friend for cell in some))
-        forced = [Forced(c.part, c.case, c.friend, True) if isinstance(c, Forced) else c for c in some]
-        run.compile([*forced, *([] if forced != list(some) else friends)])
+        compiled = [Forced(c.part, c.case, c.friend, True) if isinstance(c, Forced) else c for c in some]
+        run.compile([*compiled, *([] if compiled != list(some) else friends)])
+        for part in sorted({cell.part for cell in some if isinstance(cell, Forced)} - {"products"}):
+            for way in block_ways(part):  # one after the other, since all threads are forced at once
+                forced(partial(run.compile, [cell.case for cell in some if cell.part == part]), way)()
         for cell in some:
             yield finished(cell, run.row(cell))
 
@@ -93,7 +102,7 @@ def rows(run: Run, cells: Sequence[Cell]) -> Iterator[Row]:
 def finished(cell: Cell, row: Row) -> Row:
     """A row with how much slower the cell is than its best alternative, or with the times of all kernels."""
     row |= {"part": cell.part, "kind": cell.kind, "work": cell.work}
-    if isinstance(cell, Forced):
+    if isinstance(cell, Forced) and isinstance(cell.case, ProductCell):
         row |= {"problem": cell.problem, "kernels": cell.timed(row), "peers": {}}
     peers = {name: peer for name, peer in row["peers"].items() if "ratio" in peer}
     if FRIENDLY in peers:
@@ -179,9 +188,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--first", type=int, default=0, metavar="N", help="leave out so many cells at the beginning")
     made.add_argument("--part", nargs="+", choices=[*PARTS, "all"], default=["all"], help="default: all")
     made.add_argument("--device", choices=["cpu", "cuda"], help="default: the GPU if there is one")
-    made.add_argument(
-        "--forced", action="store_true", help="products by their options, those first that are predicted to be fast"
-    )
+    made.add_argument("--forced", action="store_true", help="time the ways to compute products, sddmm or sparse")
     made.add_argument("--ordinary", action="store_true", help="432 products on a grid instead of cells at random")
     made.add_argument("--list", action="store_true", help="name the cells, and measure nothing")
     made.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, also when stopped")
@@ -194,7 +201,10 @@ def main(argv: Sequence[str]) -> int:
     """Measure a sweep; the exit status is 1 where a cell failed or was wrong."""
     options = parser()
     args = options.parse_args(argv)
-    parts = ["products"] if args.forced else list(PARTS) if "all" in args.part else args.part
+    every = ["products"] if args.forced else list(PARTS)
+    parts = every if "all" in args.part else args.part
+    if args.forced and not set(parts) <= {"products", "sddmm", "sparse"}:
+        options.error(f"--forced: wanted products, sddmm or sparse, got --part {' '.join(parts)}")
     place = Place(args.device, quick=True, idle=0.0)
     if args.forced and not place.on_gpu and not args.list:
         options.error("--forced: there is one kernel on the CPU and nothing to choose; it needs a GPU")

@@ -81,3 +81,10 @@ def product_kernels(A: Any, B: Any, out: Any, left: bool, kind: str) -> tuple[di
     every = sorted(options(problem), key=lambda kernel: kernel.seconds(problem, card()))
     kernels = dict.fromkeys([choose(problem, card()), *every[:_OPTIONS]])
     return asdict(problem), {kernel: partial(on, kernel) for kernel in kernels}
+
+
+def block_ways(part: str) -> tuple[str, ...]:
+    """The ways to compute the blocks of "sddmm" or of a "sparse" product, of which one can be forced."""
+    from bsrgemm._products.block_products import WAYS
+
+    return tuple(way for way in WAYS if way != {"sddmm": "SparseDense", "sparse": "SampledDense"}[part])

@@ -20,10 +20,11 @@ from ._products.block_products import BLOCKS
 from ._products.choice import DENSE
 from ._products.filled import Fill, Mend
 from ._products.lists import LISTS
+from ._products.sparse_dense import TakeBlocks
 from ._products.spgemm_pattern import SpgemmPattern
 
 KERNELS: tuple[type[Kernel], ...] = (
-    *(*DENSE, Rearrange, Fill, Mend, *BLOCKS, *LISTS, SpgemmPattern),
+    *(*DENSE, Rearrange, Fill, Mend, *BLOCKS, *LISTS, SpgemmPattern, TakeBlocks),
     *(*ATTENTION, *BACKWARD, *DECODE_KERNELS, *ARRAYS),
 )
 

@@ -7,6 +7,8 @@
 // look-back. The others have hash tables and sort the columns, which are stored at the index of the row's first pair
 // until the number of columns of all rows is known: `count_pairs`, `list_pairs`, `pack_columns`. At least a fifth of
 // the slots stays free. Who gets which slot depends on who comes first, the lists do not.
+// Where the product is a dense one, nobody needs the pairs: `set_bits` sets a bit for each block of B, and `join_rows`
+// joins rows of bits, 1024 columns for each read of 128 bytes.
 #include "common/bsr.cuh"
 
 using Index = INDEX;
@@ -28,22 +30,24 @@ struct SpgemmPattern {
   BlockPattern a, b;
   i64 columns;       // block columns of B
   i64* before;       // (rows + 1,): pairs before each row; until they are summed, pairs of row i at i + 1
-  i64* most;         // largest number of pairs of a row
+  i64* most;         // largest number of pairs of a row; set_bits: whether B has a block twice, zero before
   int *left, *right; // pair -> block of A, of B
   int *column, *start;  // column, and first pair, of each column of a row, from before[row] on
   Index* count;      // (rows + 1,): columns of row i at i + 1; then columns before each row
   Index* indices;    // (columns of all rows,)
   int* starts;       // first pair of each of these columns
-  int* counters;     // list_at_once: {rows claimed, CTAs that are done}, zero before and after
-  u64* sums;         // list_at_once: a `Sum` of each row, zero before and after
-  i64* totals;       // list_at_once: {pairs, columns of all rows}
-  i64 most_pairs, most_columns;  // list_at_once: what the lists have memory for
-  int slots;         // slots of a table, a power of two and more than a row has columns
+  int* counters;     // {rows claimed, CTAs that are done}, zero before and after
+  u64* sums;         // a `Sum` of each row, zero before and after
+  i64* totals;       // list_at_once: {pairs, columns of all rows}; join_rows: {whether B has a block twice, columns}
+  i64 most_pairs, most_columns;  // what the lists have memory for
+  u32* bits;         // (rows of B, slots): a bit for each block column of B, zero before
+  int* places;       // join_rows: block row * columns + block column of each block of the result
+  int slots;         // slots of a table, a power of two and more than a row has columns; words of bits of a row
   int listed;        // most columns that are sorted, a power of two
 };
 #ifdef SPGEMM_PATTERN_BYTES
 CHECK_LAYOUT(SpgemmPattern, SPGEMM_PATTERN, (a)(b)(columns)(before)(most)(left)(right)(column)(start)(count)(indices)
-             (starts)(counters)(sums)(totals)(most_pairs)(most_columns)(slots)(listed))
+             (starts)(counters)(sums)(totals)(most_pairs)(most_columns)(bits)(places)(slots)(listed))
 #endif
 
 
@@ -320,6 +324,20 @@ __device__ __forceinline__ void list_row(const SpgemmPattern& m, i64 i, int* val
   __syncwarp();
 }
 
+// Called by a warp of each CTA at its end; the last one makes zeros again.
+__device__ __forceinline__ void leave(const SpgemmPattern& m) {
+  int done = 0;
+  __syncwarp();
+  if (lane_id() == 0) {
+    __threadfence();
+    done = atomicAdd(m.counters + 1, 1);
+  }
+  if (__shfl_sync(0xffffffffu, done, 0) != int(gridDim.x) - 1) return;
+  __syncwarp();
+  for (i64 i = lane_id(); i < m.a.rows; i += 32) m.sums[i] = 0;
+  if (lane_id() == 0) m.counters[0] = m.counters[1] = 0;
+}
+
 // The whole pattern in one launch, if a table can have a number for each column. A CTA is one warp.
 extern "C" __global__ void __launch_bounds__(32, 16)
 list_at_once(const __grid_constant__ SpgemmPattern m) {
@@ -332,14 +350,74 @@ list_at_once(const __grid_constant__ SpgemmPattern m) {
     if (i >= m.a.rows) break;
     list_row(m, i, values);
   }
-  int done = 0;
-  __syncwarp();
-  if (lane_id() == 0) {
-    __threadfence();
-    done = atomicAdd(m.counters + 1, 1);
+  leave(m);
+}
+
+// Sets a bit for each block of B, a row of B to a warp.
+extern "C" __global__ void __launch_bounds__(kThreads)
+set_bits(const __grid_constant__ SpgemmPattern m) {
+  const i64 step = i64(gridDim.x) * (kThreads / 32);
+  for (i64 i = blockIdx.x * i64(kThreads / 32) + threadIdx.x / 32; i < m.b.rows; i += step) {
+    const Range row = blocks_of_row(m.b.indptr, i, m.b.blocks);
+    for (i64 p = row.first + lane_id(); p < row.last; p += 32) {
+      const Index column = m.b.indices[p];
+      if (!in_range(column, m.columns)) continue;
+      const u32 bit = 1u << (column % 32);
+      if (atomicOr(m.bits + i * m.slots + column / 32, bit) & bit) *m.most = 1;
+    }
   }
-  if (__shfl_sync(0xffffffffu, done, 0) != int(gridDim.x) - 1) return;
-  __syncwarp();
-  for (i64 i = lane_id(); i < m.a.rows; i += 32) m.sums[i] = 0;
-  if (lane_id() == 0) m.counters[0] = m.counters[1] = 0;
+}
+
+// The columns of the rows of the result, whose rows of bits are those of B joined. A CTA has a row at a time.
+extern "C" __global__ void __launch_bounds__(kThreads, 8)
+join_rows(const __grid_constant__ SpgemmPattern m) {
+  extern __shared__ __align__(1024) u8 memory[];
+  __shared__ i64 own_row, first_column;
+  u32* joined = reinterpret_cast<u32*>(memory);
+  int* before = reinterpret_cast<int*>(joined + m.slots);  // columns of the row in the words before
+  int span = 1;  // threads with neighbouring words of a row of B
+  while (span < m.slots && span < 32) span *= 2;
+  for (;;) {
+    if (threadIdx.x == 0) own_row = atomicAdd(m.counters, 1);
+    for (int w = threadIdx.x; w < m.slots; w += kThreads) joined[w] = 0;
+    __syncthreads();
+    const i64 i = own_row;
+    if (i >= m.a.rows) break;
+    const Range row = blocks_of_row(m.a.indptr, i, m.a.blocks);
+    for (int w = threadIdx.x % span; w < m.slots; w += span) {
+      u32 found = 0;
+#pragma unroll 4
+      for (i64 p = row.first + threadIdx.x / span; p < row.last; p += kThreads / span) {
+        const Index other = m.a.indices[p];
+        if (in_range(other, m.b.rows)) found |= m.bits[i64(other) * m.slots + w];
+      }
+      if (found != 0) atomicOr(joined + w, found);
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      int columns = 0;
+      for (int w0 = 0; w0 < m.slots; w0 += 32) {
+        const int w = w0 + lane_id(), own = w < m.slots ? __popc(joined[w]) : 0, end = columns + scanned(own);
+        if (w < m.slots) before[w] = end - own;
+        columns = __shfl_sync(0xffffffffu, end, 31);
+      }
+      const Sum own = Sum::of(0, 0, u64(columns)), earlier = sum_before(m.sums, i, own), all = earlier.with(0, own);
+      if (lane_id() == 0) {
+        if (i == 0) m.count[0] = 0;
+        m.count[i + 1] = Index(all.columns());
+        if (i == m.a.rows - 1) m.totals[0] = *m.most, m.totals[1] = i64(all.columns());
+        first_column = i64(all.columns()) > m.most_columns ? -1 : i64(earlier.columns());
+      }
+    }
+    __syncthreads();
+    for (int w = threadIdx.x / 32; w < m.slots && first_column >= 0; w += kThreads / 32) {
+      const u32 word = joined[w];
+      if (!(word >> lane_id() & 1)) continue;
+      const i64 place = first_column + before[w] + __popc(word & ((1u << lane_id()) - 1));
+      m.indices[place] = Index(w * 32 + lane_id());
+      m.places[place] = int(i * m.columns + w * 32 + lane_id());
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < 32) leave(m);
 }

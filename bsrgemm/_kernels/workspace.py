@@ -128,14 +128,17 @@ _answers = _Answers()
 def answer() -> int:
     """Return the address of memory of the host for the integers that a kernel answers with; each thread has its own.
 
-    No copy has to be launched to read them. Nothing else may be done between the launch and `read_answer`.
+    No copy has to be launched to read them. No other kernel may answer between the launch and `read_answer`.
     """
     return _answer()[0]
 
 
-def read_answer(count: int) -> list[int]:
-    """Wait for CuPy's current stream, and return the first integers that its last kernel has left in `answer`."""
-    cupy.cuda.get_current_stream().synchronize()  # synchronize!
+def read_answer(count: int, event: Any = None) -> list[int]:
+    """Wait for CuPy's current stream, and return the first integers that its last kernel has left in `answer`.
+
+    With an event, which was recorded behind that kernel, what was started later goes on meanwhile.
+    """
+    (event or cupy.cuda.get_current_stream()).synchronize()  # synchronize!
     found: list[int] = _answer()[1][:count].tolist()
     return found
 

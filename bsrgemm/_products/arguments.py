@@ -57,7 +57,18 @@ SPGEMM_PATTERN = Struct(
         *fields("q", "columns"),
         *fields("P", "before most left right column start count indices starts counters sums totals"),
         *fields("q", "most_pairs most_columns"),
+        *fields("P", "bits places"),
         *fields("i", "slots listed"),
+    ),
+)
+
+#: The argument of take_blocks, which takes the blocks of a sparse product from a dense one.
+TAKE_BLOCKS = Struct(
+    "TakeBlocks",
+    (
+        *fields("P", "data indices indptr b full out places bits"),
+        *fields("q", "blocks a_blocks a_rows b_rows columns b_row full_row"),
+        *fields("i", "R K N words"),
     ),
 )
 

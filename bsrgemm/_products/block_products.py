@@ -1,35 +1,36 @@
-"""Kernels whose result is a list of blocks, and the launches of ``BSR @ BSR``; those of sampled products: `sampled`."""
+"""Kernels whose result is a list of blocks, and their predicted times; `pairs` and `sampled` launch them."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import tensor_map
+from .._kernels import forced_kernel, tensor_map
 from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
 from .._kernels.kernel import Kernel
-from .._kernels.launch import Chain, Launch, Map, Scratch, contiguous
+from .._kernels.launch import Chain, Launch, Map, Scratch
+from .._kernels.rearrange import LINE
 from .._kernels.structs import TENSOR_MAP_BYTES
 from .._kernels.tensor_map import Layout
 from ..dtypes import HALF_DTYPES
+from . import reals
 from .arguments import BLOCK_PRODUCTS_SM80, BLOCK_PRODUCTS_SM90
+from .costs import H200
 from .dense import address, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
 from .gemm_sm80 import MMA
 from .gemm_sm90 import WGMMA
 from .lists import SampledTiles
-from .spgemm_pattern import Listing
 
-#: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
-_STRIP = 16
 #: The kernels number tiles, rows and columns with 31 bits, so there must be fewer of each than this.
 MOST = 2**31
 #: Tiles of which the Hopper kernel has fewer: its CTAs count on when there are none left.
@@ -53,6 +54,11 @@ _FILLED = {2: 0.8, 4: 0.5, 8: 0.33}
 #: writes to shared memory. A step of 48 KB took 1,140 cycles in 320 lines of 128 bytes, 1,600 in 576 of 64, and 3,900
 #: in 1,088 of 32.
 _L2_BYTES, _LINE_CYCLES = 36, 3
+#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all; by the bytes
+#: of complex numbers, 0 for all others.
+_SIMT = {0: (2.3e9, 1.8e12), 8: (2.4e9, 1.5e12), 16: (2.0e9, 7e11)}
+#: Seconds of launches on the tensor cores and on the CUDA cores.
+_LAUNCH, _SIMT_LAUNCH = 3e-6, 1e-5
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,27 @@ class BlockProblem:
     tf32: bool = False
     #: the order of the dense left-hand side of a sampled product
     x_order: str = "C"
+
+    @property
+    def real(self) -> BlockProblem:
+        """A product of complex blocks as one of real blocks (see `reals`); any other as it is."""
+        if self.a not in reals.REALS or not self.a == self.b == self.out:
+            return self
+        dtype = reals.REALS[self.a]
+        return replace(self, a=dtype, b=dtype, out=dtype, K=2 * self.K, N=2 * self.N)
+
+    @property
+    def fitting(self) -> BlockProblem:
+        """The product of blocks with zeros at their ends, so that tensor cores can read them.
+
+        >>> half = np.dtype(np.float16)
+        >>> padded = BlockProblem("sm_80", half, half, half, 100, 3, 17).fitting
+        >>> padded.R, padded.K, padded.N
+        (112, 8, 32)
+        """
+        piece = max(1, LINE // self.a.itemsize)
+        R, K, N = (-(-side // to) * to for side, to in ((self.R, 16), (self.K, piece), (self.N, 16)))
+        return replace(self, R=R, K=K, N=N)
 
 
 @dataclass(slots=True)
@@ -124,6 +151,8 @@ class BlockProductsSm90(
     a_transposed: bool = False
 
     threads = 384
+    #: multiplications of a multiprocessor in a nanosecond, nanoseconds of a step at least, and of a step by itself
+    costs: ClassVar = {"WGMMA": (2200.0, 300.0, 600.0)}
 
     @property
     def mma_type(self) -> str:
@@ -294,6 +323,11 @@ class BlockProductsSm80(
     a_transposed: bool = False
 
     row_tiles = 1
+    #: as those of `BlockProductsSm90`, by how elements are multiplied
+    costs: ClassVar = {
+        "MMA_F16": (1370.0, 80.0, 620.0), "MMA_BF16": (1370.0, 80.0, 620.0), "MMA_TF32": (604.0, 80.0, 860.0),
+        "MMA_3XTF32": (194.0, 100.0, 790.0), "MMA_F64": (179.0, 80.0, 560.0),
+    }  # fmt: skip
 
     @property
     def tile_m(self) -> int:
@@ -353,8 +387,13 @@ class BlockProductsSm80(
         return replace(self, types=replace(self.types, index=index))
 
     def sampled_seconds(self, problem: BlockProblem, blocks: int, shape: tuple[int, int], card: Card) -> float:
-        """The same for all orders of the operands, so that none is copied that can be read as it lies."""
-        return 0.0
+        """Steps of 128 bytes along K of all tiles; the same for all orders of the operands."""
+        rate, least, alone = self.costs[self.mma]
+        tiles = blocks * -(-problem.N // self.part_n) / (self.tile_n // self.part_n) * (problem.R // self.tile_m)
+        depth, wide = -(-problem.K * problem.a.itemsize // 128), min(problem.K, 128 // problem.a.itemsize)
+        step = max(least, self.tile_m * self.tile_n * wide / rate)
+        spread = tiles * (depth * step + alone / 2) / card.multiprocessors
+        return _LAUNCH + 1e-9 * max(depth * max(step, alone), spread) * H200.clock / card.clock
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[BlockProductsSm80]:
@@ -374,8 +413,14 @@ class BlockProductsSm80(
         named = dict(zip(("a_line", "b_line", "a_block", "b_block"), steps, strict=True))
         packed = BLOCK_PRODUCTS_SM80.pack(a=0, b=0, out=0, R=R, N=N, K=K, **named, **found.fields())
         kernel = self.indexed(element(found.right.dtype))
-        write = BLOCK_PRODUCTS_SM80.patch("a", "b", "out").write
-        return Launch(kernel, (tiles,), packed, pointers=write, holds=(found,))
+        write, write_numbers = (BLOCK_PRODUCTS_SM80.patch(*x).write for x in (("a", "b", "out"), ("blocks", "pairs")))
+
+        def numbers(to: Any, *given: int) -> None:
+            """As those of `BlockProductsSm90`."""
+            if given:
+                write_numbers(to, *given[:2])
+
+        return Launch(kernel, (tiles,), packed, pointers=write, numbers=numbers, holds=(found,))
 
 
 @dataclass(frozen=True)
@@ -409,88 +454,48 @@ class SpgemmSimt(Kernel, source="spgemm_simt.cu"):
         return (min(MAX_GRID_X, -(-segments // (self.threads // self.lanes))),)
 
 
+#: The ways to compute blocks of which one can be forced: of all pairs of filled factors, on the tensor cores by
+#: themselves, and on the CUDA cores.
+WAYS = ("SparseDense", "SampledDense", "BlockProducts", "SpgemmSimt")
 #: The kernels whose result is a list of blocks.
 BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, SpgemmSimt)
 
 
-# ----------------------------------------------------------------------------------------------------- BSR @ BSR
-@dataclass(slots=True)
-class PairsLaunch:
-    """The launch of ``BSR @ BSR`` for lists of pairs of which it is not known yet how long they are."""
-
-    launch: Launch
-    operands: tuple[Array, Array]
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    #: number of tiles of a block
-    tiles: int
-    #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
-    in_strips: bool
-
-    def start(self, blocks: int, pairs: int, rows: int) -> Array:
-        """Compute so many blocks, of so many pairs; `rows` is as in `pair_products`."""
-        out = cupy.empty((blocks, *self.shape), self.dtype)
-        self.launch.grid = (min(blocks * self.tiles, card().multiprocessors),)
-        row_blocks = round(blocks / rows) if self.in_strips and rows >= _STRIP else 0
-        self.launch.start((*self.operands, out), blocks, pairs, row_blocks)
-        return out
+# -------------------------------------------------------------------------------------------------- what is chosen
+def is_preferred(way: str, faster: bool) -> bool:
+    """Whether blocks are computed in this way (see `WAYS`): the forced one, or else one that should be faster."""
+    return forced_kernel.name == way if forced_kernel.name in WAYS else faster
 
 
-def pair_products(
-    a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
-) -> Array | None:
-    """Compute ``out[s] = sum of a[ia[k]] @ b[ib[k]]`` over the pairs k of block s on the tensor cores.
+def tensor_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
+    """Steps of 128 bytes along K of all tiles of so many pairs, on the tensor cores; `problem` is one that fits."""
+    kernel: Any = BlockProductsSm90.of(problem) or BlockProductsSm80.of(problem)
+    rate, least, alone = kernel.costs[getattr(kernel, "mma", "WGMMA")]
+    wide = kernel.part_n if isinstance(kernel, BlockProductsSm90) else kernel.tile_n
+    tiles = -(-problem.R // kernel.tile_m) * -(-problem.N // wide)
+    depth = -(-problem.K * problem.a.itemsize // 128)
+    step = max(least, kernel.tile_m * wide * min(problem.K, 128 // problem.a.itemsize) / rate)
+    chain = longest(pairs, blocks) * depth * max(step, alone)
+    spread = pairs * tiles * depth * step / card.multiprocessors
+    return _LAUNCH + 1e-9 * max(chain, spread) * H200.clock / card.clock
 
-    The result is None if the tensor cores cannot compute this product. `rows` is the number of block rows of the
-    result if its blocks are sorted by block row, otherwise 0. If B is larger than the L2 cache, the Hopper kernel uses
-    it to compute the blocks in an order that reads less from memory.
+
+def simt_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:
+    """What so many pairs take on the CUDA cores: those of a block, which one CTA computes, or all of them."""
+    each, rates = problem.R * problem.K * problem.N, _SIMT[problem.a.itemsize if problem.a.kind == "c" else 0]
+    scale = card.multiprocessors / H200.multiprocessors
+    seconds = max(longest(pairs, blocks) * each / rates[0], pairs * each / rates[1] / scale)
+    return _SIMT_LAUNCH + seconds * H200.clock / card.clock
+
+
+def longest(pairs: float, blocks: int) -> float:
+    """The pairs of the block that has most, if they lie at random.
+
+    >>> longest(10, 10), round(longest(1000, 100))
+    (1.0, 20)
     """
-    problem = _pairs_problem(a, b, len(ia), dtype)
-    if problem is None:
-        return None
-    a, b = contiguous(a), contiguous(b)
-    found = Lists(contiguous(ia), contiguous(ib), contiguous(starts), (len(starts), len(ia), len(a), len(b)))
-    if BlockProductsSm90.serves(problem):
-        prepared = _pairs_launch(problem, a, b, found)
-        return None if prepared is None else prepared.start(len(starts), len(ia), rows)
-    kernel = BlockProductsSm80.of(problem)
-    if kernel is None:
-        return None
-    R, K, N = problem.R, problem.K, problem.N
-    launch = kernel.launch((K, N, R * K, K * N), (len(starts), R, N), found, K)
-    return None if launch is None else started(launch, (a, b), (len(starts), R, N), dtype)
-
-
-def pairs_launch(a: Array, b: Array, listing: Listing, dtype: np.dtype[Any]) -> PairsLaunch | None:
-    """Return the launch of `pair_products` on Hopper before the numbers of pairs and blocks are known, or None."""
-    problem = _pairs_problem(a, b, len(listing.left), dtype)
-    if problem is None:
-        return None
-    counts = (len(listing.starts), len(listing.left), len(a), len(b))
-    found = Lists(listing.left, listing.right, listing.starts, counts)
-    return _pairs_launch(problem, contiguous(a), contiguous(b), found)
-
-
-def _pairs_problem(a: Array, b: Array, pairs: int, dtype: np.dtype[Any]) -> BlockProblem | None:
-    """Return the properties of a product that the tensor cores may be able to compute, or None."""
-    R, K = a.shape[1:]
-    unfit = not 0 < pairs < MOST or max(len(a) * R, len(b) * K) >= MOST or (a.data.ptr | b.data.ptr) % 16
-    return None if unfit else BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, b.shape[2])
-
-
-def _pairs_launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> PairsLaunch | None:
-    """Return the launch for Hopper, or None if it cannot compute the product or there are too many tiles."""
-    kernel = BlockProductsSm90.of(problem)
-    if kernel is None:
-        return None
-    R, K, N = problem.R, problem.K, problem.N
-    left = matrix_map(a.dtype, (K, R, len(a)), (K, R * K), (64, kernel.tile_m))
-    right = matrix_map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
-    launch = kernel.launch((left, right), (found.counts[0], R, N), found, K)
-    if launch is None:
-        return None
-    tiles = -(-R // kernel.tile_m) * -(-N // kernel.part_n)
-    return PairsLaunch(launch, (a, b), (R, N), problem.out, tiles, b.nbytes > card().l2_bytes)
+    mean = max(1.0, pairs / max(1, blocks))
+    return mean if mean == 1 else min(pairs, mean + math.sqrt(2 * mean * math.log(max(1, blocks))))
 
 
 def started(

@@ -14,7 +14,7 @@ from .._kernels import forced_kernel, overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
 from .._kernels.launch import Chain, Launch, contiguous, run
-from . import block_products, sampled, spgemm_pattern
+from . import pairs, sampled, sparse_dense, spgemm_pattern
 from .block_products import SpgemmSimt
 from .call import ProductCall, ProductPattern, order_of, order_of_result
 from .engine import ProductEngine
@@ -70,21 +70,27 @@ class CudaProducts(ProductEngine):
         found = spgemm_pattern.product_pattern(a, b, block_cols)
         return super().product_pattern(a, b, block_cols) if found is None else found
 
-    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    def multiply_sparse(
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
+    ) -> Blocks:
+        if matrices is not None:
+            whole = sparse_dense.multiplied(operand_of(matrices[0]), operand_of(matrices[1]), block_cols, dtype)
+            if whole is not None:
+                return whole
         listing = spgemm_pattern.begin(a, b, block_cols)
         if listing is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
         rows = len(a.indptr) - 1
         # the host prepares the products while the card lists the pairs
-        prepared = block_products.pairs_launch(a.data, b.data, listing, dtype)
+        prepared = pairs.pairs_launch(a.data, b.data, listing.lists, dtype, listing.expected)
         found = listing.finish()
         if found is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
-        pairs, blocks = found
+        count, blocks = found
         if prepared is not None:
-            data = prepared.start(blocks, pairs, rows)
+            data = prepared.start(blocks, count, rows)
         else:
-            lists = listing.left[:pairs], listing.right[:pairs], listing.starts[:blocks]
+            lists = listing.left[:count], listing.right[:count], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
         return Blocks(data, *listing.index(blocks))
 
@@ -92,7 +98,7 @@ class CudaProducts(ProductEngine):
         self, a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any], rows: int = 0
     ) -> Array:
         with self.backend.recording(a, ia, b, ib, starts):
-            found = block_products.pair_products(a, ia, b, ib, starts, dtype, rows)
+            found = pairs.pair_products(a, ia, b, ib, starts, dtype, rows)
         if found is not None:
             return found
         R, K = a.shape[1:]
@@ -116,8 +122,11 @@ class CudaProducts(ProductEngine):
         dtype: np.dtype[Any],
         tf32: bool = False,
     ) -> Array:
+        def launch(X: Any, Y: Any, block: tuple[int, int], dtype: np.dtype[Any]) -> SampledLaunch | None:
+            return sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32)
+
         if len(indices) and X.shape[1]:
-            found = sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32)
+            found = sampled.of_reals(X, Y, block, dtype, launch) or launch(X, Y, block, dtype)
             if found is not None:
                 return found.start()
         return super().sampled(X, Y, indices, indptr, block, dtype)
@@ -128,11 +137,16 @@ class CudaProducts(ProductEngine):
         operand = operand_of(pattern)
         if operand.whole is None or not operand.blocks or not X.shape[1]:
             return None
-        dense = SampledDense.of(X, Y, operand, pattern.blocksize, dtype, tf32)
-        if dense.served and dense.seconds(card()) < dense.other_seconds(card()):
-            return dense.prepare(X, Y, operand, card())
         _, indices, indptr = operand.arrays
-        return sampled.sampled_launch(X, Y, indices, indptr, pattern.blocksize, dtype, tf32, operand.remembered)
+
+        def launch(X: Any, Y: Any, block: tuple[int, int], dtype: np.dtype[Any]) -> SampledLaunch | None:
+            dense = SampledDense.of(X, Y, operand, block, dtype, tf32)
+            if dense.is_chosen(card()):
+                return dense.prepare(X, Y, operand, card())
+            return sampled.sampled_launch(X, Y, indices, indptr, block, dtype, tf32, operand.remembered)
+
+        block = pattern.blocksize
+        return sampled.of_reals(X, Y, block, dtype, launch) or launch(X, Y, block, dtype)
 
 
 ENGINE = CudaProducts(registry.cuda())

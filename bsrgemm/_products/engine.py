@@ -148,8 +148,13 @@ class ProductEngine(ABC):
         """
         return self.product_pattern(a, b, block_cols)
 
-    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
-        """Return the blocks of ``A @ B`` with `block_cols` block columns, sorted and without duplicates."""
+    def multiply_sparse(
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
+    ) -> Blocks:
+        """Return the blocks of ``A @ B`` with `block_cols` block columns, sorted and without duplicates.
+
+        What is known of their patterns may be kept with the `matrices`, if these have these blocks.
+        """
         left, right, starts, *index = self.product_pattern(a, b, block_cols)
         return Blocks(self.pair_products(a.data, left, b.data, right, starts, dtype, len(a.indptr) - 1), *index)
 

@@ -58,9 +58,12 @@ class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
     def rare(self) -> bool:
         return self.index == "i64"
 
-    def prepare(self, call: Kind, card: Card) -> tuple[Launch, tuple[int, int, int]]:
-        """The launch for (blocks, the filled matrix, what is stored twice), and the shape of the last one."""
-        p, inner = call.problem, filled(call.problem)
+    def prepare(self, call: Kind, card: Card, inner: Problem | None = None) -> tuple[Launch, tuple[int, int, int]]:
+        """The launch for (blocks, the filled matrix, what is stored twice), and the shape of the last one.
+
+        `inner` says how the filled matrix is divided; by default as `filled` does it.
+        """
+        p, inner = call.problem, inner or filled(call.problem)
         size = BYTES[p.types.a]
         K, wide, line = (n * size // self.word for n in (p.K, inner.K, inner.lines))
         index = call.operand.index(call.stored_columns, p.transposed)

@@ -227,7 +227,9 @@ class HostProducts(ProductEngine):
         flops = 2 * a.data.shape[1] * a.data.shape[2] * b.data.shape[2]
         return dtype not in self.backend.foreign_dtypes or (dtype.char in "fdFD" and flops >= _PAIR_FLOPS)
 
-    def multiply_sparse(self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any]) -> Blocks:
+    def multiply_sparse(
+        self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
+    ) -> Blocks:
         if self._by_pairs(a, b, dtype):
             return super().multiply_sparse(a, b, block_cols, dtype)
         return self._multiply_by_loop(a, b, block_cols, dtype)

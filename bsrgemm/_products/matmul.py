@@ -14,7 +14,7 @@ import numpy as np
 from .._array.base import BsrBase, kind_of
 from .._array.construct import check_block_elements, from_sparse
 from .._array.convert import Conversions
-from .._backend.base import Array, Backend, Blocks
+from .._backend.base import Array, Backend
 from .._backend.registry import backend_of, target
 from ..dtypes import BOOL, FLOAT8, FP8_RESULTS, UINT8, accumulator_dtype, check_dtype, is_float, result_dtype
 from .call import ProductCall
@@ -525,6 +525,8 @@ class Products(Conversions):
         check_result_blocks(self._backend, self._blocks.data, B.data)
         M, N = self._shape[0], other.shape[1]
         dtype = result_dtype(self.dtype, B.data.dtype)
-        left = for_product(self, dtype)._validated
-        right: Blocks = for_product(self._new(B, tuple(other.shape)), dtype)._blocks
-        return self._new(ENGINES.of(self._backend).multiply_sparse(left, right, N // C, dtype), (M, N))
+        A = for_product(self, dtype)
+        is_it = isinstance(other, BsrBase) and B.data is other.data
+        right = for_product(other if is_it else self._new(B, tuple(other.shape)), dtype)
+        engine = ENGINES.of(self._backend)
+        return self._new(engine.multiply_sparse(A._validated, right._blocks, N // C, dtype, (A, right)), (M, N))

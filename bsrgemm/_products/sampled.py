@@ -11,17 +11,26 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import graphs
+from .._kernels import forced_kernel, graphs
 from .._kernels.card import Card, card
 from .._kernels.launch import Chain, Launch, Step, contiguous
 from .._kernels.rearrange import Lie, Rearrange
-from ..dtypes import HALF_DTYPES
-from . import lists
-from .block_products import MOST, BlockProblem, BlockProductsSm80, BlockProductsSm90, Lists, matrix_map, started
+from . import lists, reals
+from .block_products import (
+    MOST,
+    BlockProblem,
+    BlockProductsSm80,
+    BlockProductsSm90,
+    Lists,
+    is_preferred,
+    matrix_map,
+    simt_seconds,
+    started,
+)
 from .call import order_of
 
-#: Seconds of a launch, and the share of the bandwidth of memory that a copy reaches.
-_LAUNCH, _COPY_RATE = 3e-6, 0.75
+#: Seconds of a launch, the share of the bandwidth of memory that a copy reaches, and the most bytes of copies.
+_LAUNCH, _COPY_RATE, _MOST_BYTES = 3e-6, 0.75, 4 << 30
 
 Kept = Callable[[Any, Callable[[], Any]], Any]
 
@@ -34,9 +43,9 @@ class SampledLaunch:
     #: shape and dtype of the blocks
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
-    #: X and Y, or copies of them that begin at a multiple of 16 bytes
-    operands: tuple[Array, Array]
-    #: whether to start it again is as good as to make it again: no operand was copied here, and no list is to be made
+    #: X and Y
+    operands: tuple[Any, Any]
+    #: whether to start it again is as good as to make it again: no list is to be made
     lasting: bool
 
     def start(self, operands: tuple[Array, Array] | None = None) -> Array:
@@ -45,8 +54,8 @@ class SampledLaunch:
 
 
 def sampled_launch(
-    X: Array,
-    Y: Array,
+    X: Any,
+    Y: Any,
     indices: Array,
     indptr: Array,
     block: tuple[int, int],
@@ -56,38 +65,104 @@ def sampled_launch(
 ) -> SampledLaunch | None:
     """Return what computes ``out[p] = X[rows of block p] @ Y[:, columns of block p]`` on the tensor cores.
 
-    The result is None if the tensor cores cannot compute this product. Operands are read as they lie in memory. One
-    that no kernel can read (see `order_of`) is copied at once; one whose copy saves time is copied by the launch (see
-    `_as_read`). ``kept(key, make)`` returns what `make` returned when this key was first requested for the pattern: its
-    tiles, if the product is computed in tiles of a list.
+    The result is None if the tensor cores cannot compute this product, or if the CUDA cores are faster. Operands are
+    read as they lie in memory, or copied by the launch (see `_as_read`): for sides of blocks that are no multiples of
+    16, and lines that are none of 16 bytes, with zeros at their ends. ``kept(key, make)`` returns what `make` returned
+    when this key was first requested for the pattern: its tiles, if the product is computed in tiles of a list.
     """
-    R, N = block
-    (M, K), columns = X.shape, Y.shape[1]
-    problem = BlockProblem(card().arch, X.dtype, Y.dtype, dtype, R, K, N, "F", tf32)
-    if max(*X.shape, *Y.shape) >= MOST or not BlockProductsSm80.serves(problem):
-        return None
+    (R, N), (M, K), columns = block, X.shape, Y.shape[1]
+    given = BlockProblem(card().arch, X.dtype, Y.dtype, dtype, R, K, N, order_of(Y), tf32, order_of(X))
+    fit = replace(given.fitting, order="F", x_order="C")
     counts = (len(indices), len(indices), M // R, columns // N)
-    given = X, Y
-    X, Y = (x if order_of(x) else x.copy(order=order) for x, order in ((X, "C"), (Y, "F")))
-    lies = replace(problem, x_order=order_of(X), order=order_of(Y))
-    read = _as_read(lies, counts, card())
-    if read != lies and X.dtype not in HALF_DTYPES:
-        X, lies = X.copy(order="C"), read
-    found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
-    lines = (
-        X.strides[0 if lies.x_order == "C" else 1] // X.itemsize,
-        Y.strides[0 if lies.order == "C" else 1] // Y.itemsize,
-    )
-    launch, lasting = (
-        _launch(lies, lines, found, kept) if read == lies else _copying_launch(lies, read, lines, found, kept)
-    )
-    if launch is None:
+    if max(M // R * fit.R, K, columns // N * fit.N) >= MOST or not BlockProductsSm80.serves(fit):
         return None
-    return SampledLaunch(launch, (counts[0], R, N), dtype, (X, Y), lasting and X is given[0] and Y is given[1])
+    read = _as_read(given, counts, card())
+    if forced_kernel.name == "SpgemmSimt" or (not _is_read(given) and not _pays(given, read, counts, card())):
+        return None
+    found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
+    launch: Launch | Chain | None
+    if read == given:
+        lines = X.strides[0 if read.x_order == "C" else 1], Y.strides[0 if read.order == "C" else 1]
+        launch, lasting = _launch(read, (lines[0] // X.itemsize, lines[1] // Y.itemsize), found, kept)
+    else:
+        launch, lasting = _copying_launch(given, read, (X, Y), found, kept)
+    return None if launch is None else SampledLaunch(launch, (counts[0], R, N), dtype, (X, Y), lasting)
 
 
-def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> BlockProblem:
-    """Return the product in the orders in which its operands are best read, the time of copies included.
+def of_reals(
+    X: Array, Y: Array, block: tuple[int, int], dtype: np.dtype[Any], make: Callable[..., SampledLaunch | None]
+) -> SampledLaunch | None:
+    """Return what computes a product of complex numbers as one of real ones (see `reals`), or None.
+
+    ``make(X, Y, block, dtype)`` returns that of real operands, of which it is only said how they lie. X is read as it
+    lies if its rows are contiguous.
+    """
+    if not X.dtype == Y.dtype == dtype or dtype not in reals.REALS:
+        return None
+    real, (M, K), N, size = reals.REALS[dtype], X.shape, Y.shape[1], dtype.itemsize
+    is_plain = X.strides[1] == size
+    copy = Lie.in_order(dtype, (1, M, K))
+    left = Lie(real, (M, 2 * K), (X.strides[0] if is_plain else K * size, size // 2), X.data.ptr if is_plain else 0)
+    made = make(left, Lie(real, (2 * K, 2 * N), (size // 2, K * size)), (block[0], 2 * block[1]), real)
+    if made is None:
+        return None
+    copying = None if is_plain else Rearrange.copying(Lie(dtype, (1, M, K), (0, *X.strides), X.data.ptr), copy)
+
+    def start(arrays: Any) -> None:
+        x, y, out, *rooms = arrays
+        if copying is not None:
+            copying.start((x, rooms[0]))
+            x = rooms[0]
+        made.launch.start((x, reals.columns(y), out))
+
+    rooms = [] if is_plain else [(copy.shape, copy.dtype)]
+    return SampledLaunch(Chain([start], rooms), (made.shape[0], *block), dtype, (X, Y), made.lasting)
+
+
+def _is_read(given: BlockProblem) -> bool:
+    """Whether a kernel can read the operands as they lie."""
+    lie = given.x_order and given.order
+    return bool(lie) and (BlockProductsSm90.serves(given) or BlockProductsSm80.serves(given))
+
+
+def _pays(given: BlockProblem, read: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> bool:
+    """Whether copies for the tensor cores take less time than the CUDA cores."""
+    seconds = copied_seconds(given, read, counts, card)
+    return is_preferred("BlockProducts", seconds < simt_seconds(given, counts[0], counts[0], card))
+
+
+def sampled_seconds(given: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> float:
+    """What a sampled product takes on the tensor cores, as it is best read."""
+    return copied_seconds(given, _as_read(given, counts, card), counts, card)
+
+
+def _copied(given: BlockProblem, read: BlockProblem) -> tuple[bool, bool]:
+    """Whether X and Y are copied: to another order, or with zeros at the ends of lines and of blocks."""
+    return (
+        (given.x_order, given.R, given.K) != (read.x_order, read.R, read.K),
+        (given.order, given.N, given.K) != (read.order, read.N, read.K),
+    )
+
+
+def copied_seconds(given: BlockProblem, read: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> float:
+    """What a sampled product takes with operands that are read so, the time of copies included."""
+    blocks, _, rows, columns = counts
+    kernel = BlockProductsSm90.of(read) or BlockProductsSm80.of(read)
+    if kernel is None:
+        return math.inf
+    moved = [
+        n * read.K for n, copied in zip((rows * read.R, columns * read.N), _copied(given, read), strict=True) if copied
+    ]
+    if (given.R, given.N) != (read.R, read.N):
+        moved.append(blocks * read.R * read.N)
+    if read.a.itemsize * sum(moved) > _MOST_BYTES:
+        return math.inf
+    copies = sum(_LAUNCH + 2 * n * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in moved)
+    return copies + kernel.sampled_seconds(read, blocks, (rows, columns), card)
+
+
+def _as_read(given: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> BlockProblem:
+    """Return the product of operands as they are best read, the time of copies included.
 
     Copies have K as their contiguous dimension, as all kernels read best.
 
@@ -95,43 +170,62 @@ def _as_read(problem: BlockProblem, counts: tuple[int, int, int, int], card: Car
     of 8192 x 8192 with blocks of 16 x 16 took 8.5 ms with a row-major Y, whose lines have 32 bytes, and 2.7 ms with a
     column-major one.
     """
-    blocks, _, rows, columns = counts
-
-    def seconds(read: BlockProblem) -> float:
-        kernel = BlockProductsSm90.of(read) or BlockProductsSm80.of(read)
-        if kernel is None:
-            return math.inf
-        copied = [rows * read.R] * (read.x_order != problem.x_order) + [columns * read.N] * (
-            read.order != problem.order
-        )
-        found = kernel.sampled_seconds(read, blocks, (rows, columns), card)
-        return found + sum(_LAUNCH + 2 * n * read.K * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copied)
-
-    orders = itertools.product(dict.fromkeys((problem.x_order, "C")), dict.fromkeys((problem.order, "F")))
-    return min((replace(problem, x_order=x, order=y) for x, y in orders), key=seconds)
+    fit = given.fitting
+    x_orders = (given.x_order, "C") if given.x_order and (fit.R, fit.K) == (given.R, given.K) else ("C",)
+    y_orders = (given.order, "F") if given.order and (fit.N, fit.K) == (given.N, given.K) else ("F",)
+    reads = (
+        replace(fit, x_order=x, order=y) for x, y in itertools.product(dict.fromkeys(x_orders), dict.fromkeys(y_orders))
+    )
+    return min(reads, key=lambda read: copied_seconds(given, read, counts, card))
 
 
 def _copying_launch(
-    lies: BlockProblem, read: BlockProblem, lines: tuple[int, int], found: Lists, kept: Kept | None
+    given: BlockProblem, read: BlockProblem, operands: tuple[Any, Any], found: Lists, kept: Kept | None
 ) -> tuple[Launch | Chain | None, bool]:
-    """Return what `_launch` does, with copies of the operands that are read in another order, made by each launch."""
-    K, sides = lies.K, (found.counts[2] * lies.R, found.counts[3] * lies.N)
-    differs = (read.x_order != lies.x_order, read.order != lies.order)
-    inner, lasting = _launch(read, (K if differs[0] else lines[0], K if differs[1] else lines[1]), found, kept)
+    """Return what `_launch` does, with copies of the operands that are read otherwise, made by each launch.
+
+    Where blocks were given zeros at their ends, the result is a copy too.
+    """
+    K, R, N = read.K, read.R, read.N
+    size, (blocks, _, rows, columns) = given.a.itemsize, found.counts
+    X, Y = operands
+    lies = (
+        (X, *X.strides, given.R, rows, R, read.x_order == "C"),
+        (Y, *Y.strides[::-1], given.N, columns, N, read.order == "F"),
+    )
+    steps: list[Step] = []
+    rooms: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+    places, lines = [0, 1, 2], []
+    for n, (x, along, step, side, count, high, is_deep) in enumerate(lies):
+        if _copied(given, read)[n]:
+            operand = Lie(x.dtype, (count, side, given.K), (side * along, along, step), x.data.ptr)
+            copy = Lie.in_order(x.dtype, (count, high, K))
+            places[n] = 3 + len(rooms)
+            rooms.append((copy.shape, copy.dtype))
+            steps.append(Step(Rearrange.copying(operand, copy), (n, places[n])))
+            lines.append(K)
+        else:
+            lines.append((along if is_deep else step) // size)
+    inner, lasting = _launch(read, (lines[0], lines[1]), found, kept)
     if inner is None:
         return None, lasting
-    steps, places = [], [0, 1]
-    copied = [n for n in range(2) if differs[n]]
-    for room, n in enumerate(copied, 3):  # behind X, Y and the result
-        size, shape = lies.a.itemsize, (1, K, sides[n])
-        operand, copy = (Lie(lies.a, shape, (0, *steps_of)) for steps_of in ((lines[n] * size, size), (size, K * size)))
-        steps.append(Step(Rearrange.copying(operand, copy), (n, room)))
-        places[n] = room
-    steps.append(Step(inner, (*places, 2)))
-    # Without memory for copies the operands are read as they lie.
-    is_served = BlockProductsSm90.serves(lies) or BlockProductsSm80.serves(lies)
-    otherwise = (lambda: _launch(lies, lines, found, None)[0]) if is_served else None
-    return Chain(steps, [((sides[n], K), lies.a) for n in copied], otherwise), lasting
+    cut = None
+    if (R, N) != (given.R, given.N):
+        padded = Lie.in_order(read.out, (blocks, R, N))
+        inside = padded._replace(shape=(blocks, given.R, given.N))
+        cut = Rearrange.copying(inside, Lie.in_order(read.out, inside.shape))
+        places[2] = 3 + len(rooms)
+        rooms.append((padded.shape, padded.dtype))
+    steps.append(Step(inner, tuple(places)))
+    if cut is not None:
+        steps.append(Step(cut, (places[2], 2)))
+    # Without memory for copies the operands are read as they lie, if that is possible.
+    stored = (
+        X.strides[0 if given.x_order == "C" else 1] // size,
+        Y.strides[0 if given.order == "C" else 1] // size,
+    )
+    otherwise = (lambda: _launch(given, stored, found, None)[0]) if _is_read(given) else None
+    return Chain(steps, rooms, otherwise), lasting
 
 
 def _launch(

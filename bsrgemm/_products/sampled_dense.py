@@ -15,19 +15,16 @@ from .._kernels.element_types import BYTES, types
 from .._kernels.launch import Chain
 from .._kernels.rearrange import Lie, Rearrange
 from ..dtypes import accumulator_dtype
-from .block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90
+from .block_products import BlockProblem, is_preferred, simt_seconds
 from .call import Problem, order_of
 from .copied import Copied
-from .costs import H200, memory
+from .costs import memory
 from .dense import Dense
 from .filled import filled
 from .operand import Kind, Operand
 from .prepared import options
-from .real_views import RealViews
-from .sampled import SampledLaunch
+from .sampled import SampledLaunch, sampled_seconds
 
-#: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all.
-_OF_A_BLOCK, _OF_ALL = 2.3e9, 8e11
 #: Bytes of the copy of X and of the dense product together.
 _MOST_BYTES = 4 << 30
 
@@ -41,6 +38,8 @@ class SampledDense:
     blocks: int
     #: dtypes of the operands and of the result
     dtypes: tuple[Any, Any, Any]
+    #: orders of X and Y, see `order_of`
+    orders: tuple[str, str]
 
     @classmethod
     def of(cls, X: Array, Y: Array, operand: Operand, block: tuple[int, int], dtype: Any, tf32: bool) -> SampledDense:
@@ -53,7 +52,8 @@ class SampledDense:
             card().arch, names, M, K, N, batches=1, block_rows=1, block_cols=1, blocks=1, transposed=False,
             b_order=order_of(Y), c_order=order_of(lie), overwrite=True, aligned=True, tf32=tf32,
         )  # fmt: skip
-        return cls(problem, block, operand.blocks, (X.dtype, Y.dtype, np.dtype(dtype)))
+        orders = order_of(X), order_of(Y)
+        return cls(problem, block, operand.blocks, (X.dtype, Y.dtype, np.dtype(dtype)), orders)
 
     @property
     def served(self) -> bool:
@@ -79,13 +79,13 @@ class SampledDense:
     def other_seconds(self, card: Card) -> float:
         """The blocks alone, on the tensor cores if these can compute them, otherwise on the CUDA cores."""
         p, (R, N) = self.problem, self.block
-        each = BlockProblem(p.arch, *self.dtypes, R, p.K, N, "F", p.tf32)
-        kernel = BlockProductsSm90.of(each) or BlockProductsSm80.of(each)
-        if kernel is not None:
-            return kernel.sampled_seconds(each, self.blocks, (p.R // R, p.N // N), card)
-        every = self.blocks * R * N * p.K
-        scale = card.multiprocessors * card.clock / (H200.multiprocessors * H200.clock)
-        return max(R * N * p.K / _OF_A_BLOCK * H200.clock / card.clock, every / _OF_ALL / scale) + 1e-5
+        each = BlockProblem(p.arch, *self.dtypes, R, p.K, N, self.orders[1], p.tf32, self.orders[0])
+        counts = (self.blocks, self.blocks, p.R // R, p.N // N)
+        return min(sampled_seconds(each, counts, card), simt_seconds(each, self.blocks, self.blocks, card))
+
+    def is_chosen(self, card: Card) -> bool:
+        """Whether it is possible, and predicted to be faster."""
+        return self.served and is_preferred("SampledDense", self.seconds(card) < self.other_seconds(card))
 
     def prepare(self, X: Array, Y: Array, operand: Operand, card: Card) -> SampledLaunch:
         """What starts the product with operands like these."""
@@ -124,8 +124,7 @@ def _multiplying(problem: Problem, card: Card) -> tuple[Problem, Dense]:
     """The dense product with a copy of X, in lines of whole 16 bytes or not, and its fastest kernel."""
     whole = filled(problem)
     every = ((inner, kernel) for inner in dict.fromkeys((whole, replace(whole, line=0))) for kernel in options(inner))
-    found = (one for one in every if not isinstance(one[1], RealViews))  # which takes no copy of A
-    return min(found, key=lambda one: one[1].seconds(one[0], card))
+    return min(every, key=lambda one: one[1].seconds(one[0], card))
 
 
 def _places(operand: Operand, R: int, columns: int) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ _MOST_COLUMNS, _MOST_ROOM = 2048, 1 << 22
 _ZEROS = dict.fromkeys(
     (
         *("before", "most", "left", "right", "column", "start", "count", "indices", "starts", "counters", "sums"),
-        *("totals", "most_pairs", "most_columns", "slots", "listed"),
+        *("totals", "most_pairs", "most_columns", "bits", "places", "slots", "listed"),
     ),
     0,
 )
@@ -48,15 +49,27 @@ class SpgemmPattern(Kernel, source="spgemm_pattern.cu", argument=arguments.SPGEM
     shared_bytes: int = host(0)
 
     threads = 128
-    entries = ("list_at_once", "count_pairs", "list_pairs", "pack_columns")
+    entries = ("list_at_once", "count_pairs", "list_pairs", "pack_columns", "set_bits", "join_rows")
 
-    def grid(self, rows: int, warps: int) -> tuple[int]:
-        """Return the grid, in which each block row has a warp."""
-        return (min(MAX_GRID_X, -(-rows // warps)),)
+    @staticmethod
+    def grid(ctas: int) -> tuple[int]:
+        """Return the grid; CTAs go on with block rows beyond it."""
+        return (min(MAX_GRID_X, ctas),)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[SpgemmPattern]:
         yield from (cls(entry, index) for index in ("i32", "i64") for entry in cls.entries)
+
+
+def expected(rows: int, columns: int, inner: int, sizes: tuple[int, int]) -> tuple[float, int]:
+    """Return how many pairs, and blocks of a result of rows x columns, two matrices with so many blocks have at random.
+
+    >>> expected(10, 10, 10, (100, 50)), expected(10, 10, 10, (20, 20))
+    ((500.0, 99), (40.0, 33))
+    """
+    pairs = sizes[0] * sizes[1] / max(1, inner)
+    places = rows * columns
+    return pairs, max(1, round(-places * math.expm1(-pairs / places)))
 
 
 class Listing:
@@ -67,30 +80,75 @@ class Listing:
 
     def __init__(self, patterns: _Patterns, room: tuple[int, int]) -> None:
         pairs, blocks = self._room = room
+        #: the numbers of pairs and of blocks of the result, if both matrices store blocks at random
+        self.expected = expected(patterns.rows, patterns.block_cols, patterns.inner, patterns.sizes)
         rows, index = patterns.rows, patterns.index
-        memory = cupy.empty(2 * pairs + blocks + blocks % 2 + 4, np.int32)
-        self.left, self.right, self.starts = memory[4 : 4 + pairs], memory[4 + pairs :], memory[4 + 2 * pairs :]
-        self._totals = memory[:4].view(np.int64)
+        memory = cupy.empty(2 * pairs + blocks, np.int32)
+        self.left, self.right, self.starts = memory[:pairs], memory[pairs:], memory[2 * pairs :]
         self.indices, self.indptr = cupy.empty(blocks, index), cupy.empty(rows + 1, index)
         counters = workspace.counters(2 * rows + 2)
         zeros = counters.data.ptr
         slots = -(-patterns.block_cols // 32) * 32
         arrays = {"left": self.left, "right": self.right, "starts": self.starts, "indices": self.indices}
-        arrays |= {"count": self.indptr, "totals": self._totals}
+        arrays |= {"count": self.indptr}
         pointers = {name: x.data.ptr for name, x in arrays.items()} | {"counters": zeros, "sums": zeros + 8}
+        pointers["totals"] = workspace.answer()
         sizes = {"most_pairs": pairs, "most_columns": blocks, "slots": slots}
         uses = (patterns, memory, self.indices, self.indptr, counters)
-        patterns.start("list_at_once", 1, 4 * slots, pointers | sizes, uses)
+        patterns.start("list_at_once", patterns.rows, 1, 4 * slots, pointers | sizes, uses)
+
+    @property
+    def lists(self) -> tuple[Array, Array, Array]:
+        """The left block and the right block of each pair, and the first pair of each block of the result."""
+        pairs, blocks = self._room
+        return self.left, self.right[:pairs], self.starts[:blocks]
 
     def finish(self) -> tuple[int, int] | None:
         """Wait for the numbers of pairs and of blocks of the result; None if there is no pair or too little memory."""
-        pairs, blocks = self._totals.tolist()  # synchronize!
+        pairs, blocks = workspace.read_answer(2)  # synchronize!
         return (pairs, blocks) if 0 < pairs <= self._room[0] and blocks <= self._room[1] else None
 
     def index(self, blocks: int) -> tuple[Array, Array]:
         """Return the index arrays of the result. If they take less than half of their memory, a copy is made."""
-        indices = self.indices[:blocks]
-        return (indices.copy() if 2 * blocks < self._room[1] else indices), self.indptr
+        return _cut(self.indices, blocks), self.indptr
+
+
+class Joining:
+    """The pattern of ``A @ B`` while the GPU joins rows of bits: without pairs, whose number may be large.
+
+    What is started after it does not delay `finish`.
+    """
+
+    def __init__(self, patterns: _Patterns, bits: Array) -> None:
+        rows, cols, index = patterns.rows, patterns.block_cols, patterns.index
+        a_blocks, b_blocks = patterns.sizes
+        self._room = min(rows * cols, a_blocks * min(cols, b_blocks))
+        self.words, self.bits = -(-cols // 32), bits[2:]
+        self._indices, self.places = cupy.empty(self._room, index), cupy.empty(self._room, np.int32)
+        self.indptr = cupy.empty(rows + 1, index)
+        counters = workspace.counters(2 * rows + 2)
+        zeros = counters.data.ptr
+        arrays = {"indices": self._indices, "places": self.places, "count": self.indptr, "bits": self.bits}
+        pointers = {name: x.data.ptr for name, x in arrays.items()} | {"counters": zeros, "sums": zeros + 8}
+        pointers |= {"totals": workspace.answer(), "most": bits.data.ptr}
+        values = pointers | {"most_columns": self._room, "slots": self.words}
+        uses = (patterns, *arrays.values(), bits, counters)
+        patterns.start("join_rows", rows, _WARPS, 8 * self.words, values, uses)
+        self._event = cupy.cuda.get_current_stream().record()
+
+    def finish(self) -> int | None:
+        """Wait for the number of blocks of the result; None if B has a block twice."""
+        twice, blocks = workspace.read_answer(2, self._event)  # synchronize!
+        return None if twice or blocks > self._room else blocks
+
+    def index(self, blocks: int) -> tuple[Array, Array]:
+        """Return the index arrays of the result. If they take less than half of their memory, a copy is made."""
+        return _cut(self._indices, blocks), self.indptr
+
+
+def _cut(indices: Array, blocks: int) -> Array:
+    """Return the first columns, in memory of their own if they are less than half of all."""
+    return indices[:blocks].copy() if 2 * blocks < len(indices) else indices[:blocks]
 
 
 class _Patterns:
@@ -98,6 +156,7 @@ class _Patterns:
 
     def __init__(self, a: Blocks, b: Blocks, block_cols: int) -> None:
         self.rows, self.block_cols, self.sizes = len(a.indptr) - 1, block_cols, (len(a.indices), len(b.indices))
+        self.inner = len(b.indptr) - 1
         self.index = structure.index_dtype(0, *a[1:], *b[1:])
         # copies stay alive until the kernels that read them have been started
         self._arrays = [tuple(contiguous(x.astype(self.index, copy=False)) for x in matrix[1:]) for matrix in (a, b)]
@@ -111,11 +170,11 @@ class _Patterns:
         fits = 0 < pairs <= _MOST_ROOM and self.block_cols <= _MOST_COLUMNS and b_blocks < _MOST // 64
         return (pairs, min(pairs, self.rows * self.block_cols)) if fits else None
 
-    def start(self, entry: str, warps: int, shared_bytes: int, values: dict[str, int], uses: Any) -> None:
-        """Start a kernel with these values of its argument; all others are zero."""
+    def start(self, entry: str, ctas: int, warps: int, shared_bytes: int, values: dict[str, int], uses: Any) -> None:
+        """Start a kernel in CTAs of some warps with these values of its argument; all others are zero."""
         packed = SPGEMM_PATTERN.pack(a=self._sides[0], b=self._sides[1], columns=self.block_cols, **_ZEROS | values)
         kernel = SpgemmPattern(entry, element(self.index), shared_bytes)
-        run(kernel, kernel.grid(self.rows, warps), (jit.argument(packed),), 32 * warps, uses)
+        run(kernel, kernel.grid(ctas), (jit.argument(packed),), 32 * warps, uses)
 
 
 def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
@@ -123,6 +182,25 @@ def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
     patterns = _patterns(a, b, block_cols)
     room = None if patterns is None else patterns.room
     return None if patterns is None or room is None else Listing(patterns, room)
+
+
+def row_bits(b: Blocks, block_cols: int) -> Array:
+    """Return a bit for each block of a matrix, behind a number of 64 bits: whether it has a block twice."""
+    patterns, words = _Patterns(b, b, block_cols), -(-block_cols // 32)
+    found = cupy.zeros(2 + patterns.rows * words, np.uint32)
+    values = {"bits": found[2:].data.ptr, "most": found.data.ptr, "slots": words}
+    patterns.start("set_bits", -(-patterns.rows // _WARPS), _WARPS, 0, values, (patterns, found))
+    return found
+
+
+def join(a: Blocks, b: Blocks, block_cols: int, bits: Array) -> Joining | None:
+    """Start to find the pattern of ``A @ B`` alone; None for sizes that are counted with more than 31 bits.
+
+    `bits` are those that `row_bits` has found for B.
+    """
+    patterns = _patterns(a, b, block_cols)
+    few = patterns is not None and patterns.rows * block_cols < _MOST and block_cols // 4 < _SHARED_BYTES
+    return Joining(patterns, bits) if patterns is not None and few else None
 
 
 def product_pattern(a: Blocks, b: Blocks, block_cols: int) -> ProductPattern | None:
@@ -156,7 +234,7 @@ def _in_steps(patterns: _Patterns) -> ProductPattern | None:
     rows, index = patterns.rows, patterns.index
     before = cupy.zeros(rows + 2, np.int64)
     values: dict[str, int] = {"before": before.data.ptr, "most": before[-1:].data.ptr}
-    patterns.start("count_pairs", _WARPS, 0, values, (patterns, before))
+    patterns.start("count_pairs", -(-rows // _WARPS), _WARPS, 0, values, (patterns, before))
     cupy.cumsum(before[:-1], out=before[:-1])
     pairs, most = before[-2:].tolist()  # synchronize!
     slots, listed = _table(min(most, patterns.block_cols))
@@ -168,11 +246,13 @@ def _in_steps(patterns: _Patterns) -> ProductPattern | None:
     arrays = {"left": left, "right": right, "column": column, "start": start, "count": indptr}
     values |= {name: x.data.ptr for name, x in arrays.items()}
     warps = max(1, min(_WARPS, _SHARED_BYTES // bytes_of_warp))
-    patterns.start("list_pairs", warps, warps * bytes_of_warp, values | {"slots": slots, "listed": listed}, ())
+    sizes = {"slots": slots, "listed": listed}
+    patterns.start("list_pairs", -(-rows // warps), warps, warps * bytes_of_warp, values | sizes, ())
     cupy.cumsum(indptr, out=indptr)
     blocks = int(indptr[-1])  # synchronize!
     indices, starts = cupy.empty(blocks, index), cupy.empty(blocks, np.int32)
-    patterns.start("pack_columns", _WARPS, 0, values | {"indices": indices.data.ptr, "starts": starts.data.ptr}, ())
+    values |= {"indices": indices.data.ptr, "starts": starts.data.ptr}
+    patterns.start("pack_columns", -(-rows // _WARPS), _WARPS, 0, values, ())
     return ProductPattern(left, right, starts, indices, indptr)
 
 

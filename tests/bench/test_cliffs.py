@@ -13,7 +13,7 @@ import pytest
 
 import bench.place
 from bench import cliffs
-from bench.cliffs_cells import FRIENDLY, Cell, ProductCell
+from bench.cliffs_cells import FRIENDLY, Cell, ProductCell, SampledCell, SparseCell
 from bench.cliffs_draw import KINDS, PARTS, draw
 from bench.data import normal
 from bench.measure import Run
@@ -81,6 +81,24 @@ def test_the_time_of_a_friend_counts_by_the_share_of_its_work() -> None:
     assert case.friend().columns == 8 and 5 / 8 <= cell.work < 1
     row = cliffs.finished(cell, {"peers": {FRIENDLY: {"ratio": 1.0}, "other": {"ratio": 0.5 + cell.work}, "x": {}}})
     assert row["best"] == FRIENDLY and row["slower"] == 1 / cell.work
+
+
+@pytest.mark.parametrize("part", ["sddmm", "sparse"])
+def test_every_way_to_compute_blocks_is_forced_and_is_right(part: str, device: Device) -> None:
+    device.needs("sm_90")
+    cupy = device.cupy
+    place: Any = SimpleNamespace(xp=cupy, on_gpu=True, draw=lambda shape, kind: cupy.asarray(normal(shape, kind, np)))
+    of: Any = {"kind": "float32", "block": (4, 3), "shape": (16, 9), "density": 0.5}
+    case = SampledCell(**of, inner=5) if part == "sddmm" else SparseCell(**of)
+    ready = cliffs.Forced(part, case, case).ready(place)
+    kernel = {
+        "SampledDense": "gemm", "SparseDense": "take_blocks", "BlockProducts": "block_products", "SpgemmSimt": "simt"
+    }  # fmt: skip
+    assert len(ready.peers) == 3
+    for name, make in ready.peers.items():
+        with device.kernels() as kernels:
+            assert ready.error(make().call()) <= 1
+        assert any(kernel[name] in launched for launched in kernels)
 
 
 def test_every_kernel_of_a_product_is_forced_and_is_right(device: Device) -> None:

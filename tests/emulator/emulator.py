@@ -145,13 +145,13 @@ class Kernel:
 _LOOPS = {
     *("attention_backward_keys_sm90", "attention_backward_fused", "gemm_few", "kv_append"),
     *("spmm", "spmv", "gemm_simt", "gemm_sm80", "spgemm_simt", "segment", "expand", "attention_simt"),
-    *("list_pairs", "pack_columns", "count_pairs", "vector_steps", "rearrange", "fill", "mend"),
+    *("list_pairs", "pack_columns", "count_pairs", "set_bits", "vector_steps", "rearrange", "fill", "mend"),
     *("diagonal", "check_pattern", "block_elements", "reduce_lines", "merge_patterns", "kept_places", "combine_blocks"),
-    "csr_blocks",
+    *("csr_blocks", "take_blocks"),
 }
 #: Kernels that go on with any number of CTAs, and whose CTAs wait for each other, which they cannot do here: they have
 #: one.
-_WAITING = {"list_at_once", "attention_backward_sm90"}
+_WAITING = {"list_at_once", "join_rows", "attention_backward_sm90"}
 _most_ctas: list[int] = []
 
 

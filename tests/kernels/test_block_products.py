@@ -11,12 +11,13 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._products import block_products, sampled
+from bsrgemm._products import block_products, pairs, sampled
+from bsrgemm._products.costs import H200
 from bsrgemm._products.sampled_dense import SampledDense
 
 from ..devices import Device, Emulated
 from ..gpu.repeats import differing
-from .products import BF16, F16, F32, F64, Bsr, Case, matrix, numbers
+from .products import BF16, C64, C128, F16, F32, F64, Bsr, Case, matrix, numbers
 
 SHAPES = [(64, 64, 64), (128, 128, 128), (64, 72, 128), (128, 64, 64), (48, 80, 112), (16, 8, 16)]
 
@@ -50,7 +51,7 @@ def kernel_of(arch: str) -> str:
 # ------------------------------------------------------------------------------- pairs
 def paired(device: Device, *given: Any, dtype: Any = F32, rows: int = 0) -> np.ndarray[Any, Any]:
     """The sums of products of pairs of blocks on the tensor cores."""
-    found = block_products.pair_products(*map(device.asarray, given), dtype, rows)
+    found = pairs.pair_products(*map(device.asarray, given), dtype, rows)
     assert found is not None
     return device.asnumpy(found)
 
@@ -115,6 +116,38 @@ def test_pairs_that_were_spoiled_touch_nothing_outside_and_add_nothing(
     left, right, starts = map(np.array, lists.values())
     given = numbers(rng, (3, R, K), F16), left, numbers(rng, (4, K, N), F16), right, starts
     np.testing.assert_array_equal(paired(device, *given), sums_of_pairs(*given))
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64, C64, C128], ids=str)
+@pytest.mark.parametrize("shape", [(7, 5, 9), (1, 1, 1), (33, 3, 17), (16, 12, 16), (20, 8, 40)], ids=str)
+def test_odd_and_complex_blocks_are_copied_for_the_tensor_cores(
+    shape: Any, dtype: Any, arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks get zeros at their ends, complex ones become real ones, and an infinity stays in its row."""
+    monkeypatch.setattr(pairs, "pays", lambda *_: True)
+    R, K, N = shape
+    a, b = numbers(rng, (5, R, K), dtype), numbers(rng, (6, K, N), dtype)
+    ia, ib, starts = np.array([0, 1, 2, 3, 4, 0, 1]), np.array([5, 4, 3, 2, 1, 0, -3]), np.array([0, 2, 4, 4])
+    want = np.zeros((4, R, N), complex if dtype.kind == "c" else float)
+    for s, (first, last) in enumerate(pairwise([*starts, 7])):
+        for p, q in zip(ia[first:last], ib[first:last], strict=True):
+            want[s] += a[p].astype(want.dtype) @ b[q].astype(want.dtype) if q >= 0 else 0
+    with device.kernels() as kernels:
+        got = paired(device, a, ia, b, ib, starts, dtype=dtype)
+    assert any(name.startswith("block_products") for name in kernels)
+    np.testing.assert_array_equal(got.astype(want.dtype), want)
+    if dtype.kind != "c":
+        a[0, R - 1, K - 1], b[0] = np.inf, 1
+        spoiled = ~np.isfinite(paired(device, a, ia, b, ib, starts, dtype=dtype).astype(float))
+        assert set(map(tuple, np.argwhere(spoiled)[:, :2])) == {(0, R - 1), (3, R - 1)}
+
+
+def test_blocks_are_copied_where_that_is_predicted_to_be_faster() -> None:
+    """Many products of large blocks pay for copies, few of small ones do not."""
+    half = np.dtype(np.float16)
+    large, small = (block_products.BlockProblem("sm_80", half, half, half, n, n, n) for n in (100, 3))
+    assert pairs.pays(large, (4, 4), (1000, 4), H200) and not pairs.pays(small, (4, 4), (10, 4), H200)
 
 
 # ------------------------------------------------------------------------------- samples
@@ -184,12 +217,12 @@ SAMPLED_BLOCKS = [(64, 64), (128, 128), (128, 64), (48, 80), (80, 48), (32, 32),
 def test_sampled_products(
     block: Any, orders: Any, arch: str, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is copied, except that X of 16-bit floats needs blocks of 64 rows before Hopper."""
+    """No launch copies what it can read; X of 16-bit floats needs blocks of 64 rows before Hopper."""
     copies(monkeypatch, False)
     there = rng.random((3, 7)) < 0.7
     there[1] = False
     kernels = check_samples(device, arch, pattern_of(there, block), 136, rng, orders)
-    assert ("rearrange" in kernels) == (arch == "sm_80" and orders[0][0] == "F" and block[0] % 64 != 0)
+    assert "rearrange" not in kernels
 
 
 @pytest.mark.sanitizer

@@ -14,7 +14,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._backend.numpy_backend import HOST
-from bsrgemm._products import block_products, lists, sampled, spgemm_pattern
+from bsrgemm._products import block_products, lists, pairs, sampled, spgemm_pattern
 from bsrgemm._products import cuda as products_cuda
 from bsrgemm._products import host as products_host
 from bsrgemm._products.engine import ProductEngine
@@ -159,7 +159,7 @@ def test_blocks_of_a_product_are_numbered_with_31_bits(
         for module in (block_products, sampled):
             monkeypatch.setattr(module, "MOST", most)
         for left, right in ((a, a[:1]), (a[:1], a)):
-            found = block_products.pair_products(left, one, right, one, one, np.dtype("e"))
+            found = pairs.pair_products(left, one, right, one, one, np.dtype("e"))
             assert (found is not None) == served
         dtype = np.dtype("e")
         assert (sampled.sampled_launch(X, small, index, indptr, (64, 64), dtype) is not None) == served

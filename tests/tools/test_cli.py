@@ -274,7 +274,7 @@ def test_verify_reaches_every_shape_of_the_product_kernels(monkeypatch: pytest.M
             met.add(array_kernels.segment(FLOAT32, op, entries // len(starts), int(np.prod(values.shape[1:]))))
         return reduce_segments(op, values, order, starts)
 
-    def multiply_sparse(a: Any, b: Any, block_cols: int, dtype: Any) -> Any:
+    def multiply_sparse(a: Any, b: Any, block_cols: int, dtype: Any, matrices: Any = None) -> Any:
         if dtype == FLOAT32:
             names = element_types.types(*[FLOAT32] * 4, INT64)
             met.add(SpgemmSimt.of(names, *a.data.shape[1:], b.data.shape[2]))
