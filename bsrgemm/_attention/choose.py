@@ -16,14 +16,15 @@ from . import longer_lines, mask_tiles
 from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
+from .attention_split import AttentionSplit, group_of
 from .call import AttentionCall
 from .forward import DIMS, Forward, Problem, mappable, readable, scores, share_of_blocks
 from .mask import BlockMask
-from .small_blocks import piece_of
+from .small_blocks import piece_of, share_of_tiles
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
 FORWARD: tuple[type[Forward], ...] = (
-    *(AttentionShort, AttentionFew, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
+    *(AttentionShort, AttentionFew, AttentionSplit, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
 )
 ATTENTION = (*FORWARD, AttentionValues)
 #: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
@@ -122,6 +123,8 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         piece=0 if call.mask is None else piece_of(call.mask),
         fp8=call.fp8,
         queries=q.shape[2],
+        group=group_of(call),
+        share=1.0 if call.mask is None else share_of_tiles(call.mask),
         few=few_rows(call),
         alike=call.mask is None and call.bounds is None,
         full=_is_full(call),
