@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import cupy
 import numpy as np
 
 from .._backend.base import Array
@@ -234,16 +233,6 @@ def layout_of(x: Array, rows: int, width: int = 128, heads: int = 1) -> Layout:
     steps = tuple(step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, all_heads, batches), strict=True))
     sizes, box = (columns, length, all_heads, batches), (width // x.itemsize, rows, heads, 1)
     return Layout(tensor_map.dtype_name(x.dtype), sizes, steps, box, f"{width}B")
-
-
-def readable(x: Array) -> Array:
-    """The array, or a copy that TMA can read."""
-    if mappable(x):
-        return x
-    unit = 16 // x.itemsize
-    copy = cupy.empty((*x.shape[:3], -(-x.shape[3] // unit) * unit), x.dtype)[..., : x.shape[3]]
-    copy[...] = x
-    return copy
 
 
 def section(heads: int, group: int, keys: int, width: int) -> int:
