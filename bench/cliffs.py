@@ -3,7 +3,8 @@
 Cells are drawn from dtypes, blocks, columns, orders, sides, patterns and sizes. Each is checked, and timed in turn with
 what a user would do otherwise: BLAS on the matrix filled up, with and without the filling; CSR where blocks are small;
 cuDNN and its like; and our own call with the nearest sizes that are known to be fast ("friendly"), times the ratio of
-the work. With --forced, the options of each product are timed instead: predictions are fitted to that.
+the work; of what a launch of attention takes, whatever its work is, nothing is saved. With --forced, the options of
+each product are timed instead: predictions are fitted to that.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def finished(cell: Cell, row: Row) -> Row:
         row |= {"problem": cell.problem, "kernels": cell.timed(row), "peers": {}}
     peers = {name: peer for name, peer in row["peers"].items() if "ratio" in peer}
     if FRIENDLY in peers:
-        peers[FRIENDLY]["ratio"] *= cell.work
+        peers[FRIENDLY]["ratio"] *= cell.share(peers[FRIENDLY].get("seconds", 0.0))
     if peers:
         row["best"] = min(peers, key=lambda name: float(peers[name]["ratio"]))
         row["slower"] = 1 / peers[row["best"]]["ratio"]

@@ -50,6 +50,8 @@ class Cell:
     part: str
     case: Case
     friend: Case
+    #: seconds of a call that do not depend on its work: what launches and the first and last bytes take
+    launch: float = 0.0
 
     def __str__(self) -> str:
         return str(self.case)
@@ -74,6 +76,17 @@ class Cell:
     def work(self) -> float:
         """The work of the case over that of its friend: operations or bytes, whichever is more."""
         return max(self.case.flops / self.friend.flops, self.case.moved / self.friend.moved)
+
+    def share(self, seconds: float) -> float:
+        """The share of the friend's seconds that the case may take; of a launch nothing is saved by less work.
+
+        >>> case = AttentionCell(1, 2, 64, 32)
+        >>> cell = Cell("attention", case, replace(case, head_dim=64), launch=8e-6)
+        >>> cell.work, cell.share(8e-6), cell.share(16e-6), round(cell.share(8e-3), 2)
+        (0.5, 1.0, 0.75, 0.5)
+        """
+        fixed = min(1.0, self.launch / seconds) if seconds > 0 else 0.0
+        return self.work if self.work >= 1 else fixed + (1 - fixed) * self.work
 
     def ready(self, place: Place) -> Ready:
         found = self.case.ready(place)

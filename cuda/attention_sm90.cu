@@ -10,6 +10,7 @@
 // Two warpgroups for heads of up to 128 columns; three for plain attention of 64, where products and exponentials take
 // as long; one, with two CTAs, for small blocks, whose keys may be gathered, and few queries. fp8 keeps 13 bits of sums in
 // the tensor cores: every 1024 keys they are added up in float32.
+// Few tiles of queries over many keys: heads that share keys are folded into a tile, whose keys are split among CTAs.
 #include "common/attention_sm90_gather.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"
@@ -140,11 +141,11 @@ struct Consumer {
     apply_softcap();
     if (whole) return;
     // The four lanes that share two queries look up a word each.
-    const int row = x.row + thread / 32 * 16 + lane / 4;
+    const int line = thread / 32 * 16 + lane / 4;
     u32 words[2], seen[2][kWords];
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      const u32 word = lane % 4 < kWords ? word_of_tile(a(), x, number, row + half * 8, lane % 4) : 0;
+      const u32 word = lane % 4 < kWords ? word_of_tile(a(), x, number, query_of(x, line + half * 8), lane % 4) : 0;
       (half ? words[1] : words[0]) = word;
     }
 #pragma unroll
@@ -343,7 +344,8 @@ struct Consumer {
       if (entries < 0) return false;
       wait_queries();
       if (entries > 0) return true;
-      for (int row = x.row + warp() / 4 * 64 + warp() % 4; row < min(x.rows, x.row + warpgroup() * 64 + 64); row += 4) {
+      if constexpr (kSplits) join(x);
+      else for (int row = x.row + warp() / 4 * 64 + warp() % 4; row < min(x.rows, x.row + warpgroup() * 64 + 64); row += 4) {
         Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
         for (int d = lane(); d < a().value_dim; d += 32) out[d * a().o_strides.column] = Store<Out>::from(0.f);
         if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = -__int_as_float(0x7f800000);
@@ -351,6 +353,14 @@ struct Consumer {
       release(shared.tile_empty[tile % kTiles]);
       ++tile;
     }
+  }
+  // Adds the sums of splits for lines of a tile, if this is what was claimed.
+  __device__ __forceinline__ void join(const Tile& x) {
+    if (x.join < 0 || x.join >= x.lines) return;
+    wait_sums(a(), x.slot, x.splits * 4 * kConsumers);
+#pragma unroll 1
+    for (int line = x.join + warp(); line < min(x.join + kJoinLines, x.lines); line += 4 * kConsumers)
+      join_line(problem, x, line);
   }
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;
@@ -512,15 +522,21 @@ struct Consumer {
   __device__ __forceinline__ Two close() {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
     row_sum = over_quad_sum(row_sum);
-    if (a().lse && lane() % 4 == 0) {
+    if constexpr (kSplits) {
+      const int line = warp() * 16 + lane() / 4;
+      if (lane() % 4 == 0) {
+        if (line < x.lines) *end_of(problem.splits, x.slot, x.split, line) = make_float2(row_max.x, row_sum.x);
+        if (line + 8 < x.lines) *end_of(problem.splits, x.slot, x.split, line + 8) = make_float2(row_max.y, row_sum.y);
+      }
+    } else if (a().lse && lane() % 4 == 0) {
       const int row = x.row + warp() * 16 + lane() / 4;
       if (row < x.rows) a().lse[lse_place(x, row)] = (row_max.x + log2_of(row_sum.x)) * 0.6931471805599453f;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (row_max.y + log2_of(row_sum.y)) * 0.6931471805599453f;
     }
-    const f32 one = value_scale_of(x);
+    const f32 one = value_scale_of(x);  // sums of splits are not divided
     const auto factor = [&](f32 row_max, f32 row_sum) {
       const bool good = row_max != nothing() && row_sum >= kLeastRowSum && row_sum <= kMostRowSum;
-      return good ? __fdividef(one, row_sum) : __int_as_float(0x7fffffff);
+      return !good ? __int_as_float(0x7fffffff) : kSplits ? 1.f : __fdividef(one, row_sum);
     };
     return {factor(row_max.x, row_sum.x), factor(row_max.y, row_sum.y)};
   }
@@ -530,6 +546,7 @@ struct Consumer {
   __device__ __forceinline__ void finish(Two by) {
     const Tile& x = shared.tiles[(tile - 1) % kTiles];
     if constexpr (kKeep) take_kept();
+    if constexpr (kSplits) return finish_split(x, by);
     const int row = x.row + warp() * 16 + lane() / 4;
     u32 bad_x = 0, bad_y = 0;  // not zero if any element of the row is not finite
     if constexpr (kStaged) {
@@ -563,6 +580,27 @@ struct Consumer {
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
+  // The same for a split: its sums go to global memory, where they will be added.
+  __device__ __forceinline__ void finish_split(const Tile& x, Two by) {
+    const int line = warp() * 16 + lane() / 4;
+    u32 bad[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const f32 factor = half ? by.y : by.x;
+      f32* to = sums_of(problem.splits, x.slot, x.split, line + half * 8) + lane() % 4 * 2;
+#pragma unroll
+      for (int j = 0; j < kValueDim / 8; ++j) {
+        const f32 first = accum[4 * j + half * 2] * factor, second = accum[4 * j + half * 2 + 1] * factor;
+        bad[half] |= !(first * 0.f == 0.f && second * 0.f == 0.f);
+        if (line + half * 8 < x.lines) *reinterpret_cast<float2*>(to + j * 8) = make_float2(first, second);
+      }
+    }
+    const u32 upper = __ballot_sync(0xffffffffu, bad[0] && line < x.lines);
+    const u32 lower = __ballot_sync(0xffffffffu, bad[1] && line + 8 < x.lines);
+    if (upper | lower) repair(x, upper, lower);
+    leave_sums(a(), x.slot);
+    release(shared.tile_empty[(tile - 1) % kTiles]);
+  }
   static constexpr bool kStaged = sizeof(Out) == 2;
   // The address of column d of a line of the result, within the 8 columns that are contiguous.
   __device__ __forceinline__ u32 staged(int line, int d) const {
@@ -593,7 +631,14 @@ struct Consumer {
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       if (!((i < 8 ? rows : lower) >> (i % 8 * 4) & 15)) continue;
-      const int line = warp() * 16 + i, row = x.row + line;
+      const int line = warp() * 16 + i, row = query_of(x, line);
+      if constexpr (kSplits) {
+        Tile own = x;
+        own.head = head_of(x, line);
+        f32* to = sums_of(problem.splits, x.slot, x.split, line);
+        attend_row(a(), own, row, [&](int d, f32 y) { to[d] = y; }, end_of(problem.splits, x.slot, x.split, line));
+        continue;
+      }
       const f32 lse = attend_row(a(), x, row, [&](int d, f32 y) {
         const Out value = Store<Out>::from(y);
         if constexpr (kStaged)
@@ -612,6 +657,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
   Shared& shared = *reinterpret_cast<Shared*>(memory);
 
   if (threadIdx.x == 0) set_up(problem, shared);
+  if constexpr (kSplits) clear_queries(problem, shared);
   __syncthreads();
 
   // The first warps are consumers, of 64 queries each warpgroup; the last four share what these wait for.

@@ -79,10 +79,15 @@ def attention(acc: str) -> Struct:
     )
 
 
+#: Keys that are split among CTAs, for few tiles of queries.
+SPLITS = Struct("Splits", (*fields("P", "sums"), *fields("i", "most least heads box slots joins")))
+
+
 @cache
 def attention_sm90() -> Struct:
-    """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention`."""
-    return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), ("attention", attention("f32"))))
+    """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention` and `Splits`."""
+    own = (("attention", attention("f32")), ("splits", SPLITS))
+    return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), *own))
 
 
 @cache

@@ -124,15 +124,16 @@ def attention(
     no query sees cost no time.
 
     The work is done on the device of the arrays. On a GPU it runs on CuPy's current stream, and the call does not wait
-    for it. float16 and bfloat16 run on the tensor cores of Ampere and newer if a head has up to 256 columns, these are
-    contiguous, and all other strides are multiples of 16 bytes; everything else runs on the plain cores, slowly. fp8
-    runs on the tensor cores of Hopper, where the weights of keys are rounded to fp8 too. It needs memory for a
-    transposed copy of `v`, and for copies of operands whose strides do not suit; on other cards fp8 runs on the plain
-    cores. Bounds of sequences on the GPU are not checked, since that would wait for the GPU; the kernel stays inside
-    the arrays whatever they contain. The lists that a mask is converted to for the kernel are cached on the mask. On
-    Hopper, `k` and `v` in 16 bits with 72, 88, 104 or 120 columns are copied to longer lines where that is faster, if
-    the copies have at most 1 GiB. On a GPU, a call whose operands have the shapes, strides and dtypes of an earlier one
-    is not checked again, except for an `out` at an address that is new.
+    for it. float16 and bfloat16 run on the tensor cores of Ampere and newer if a head has up to 256 columns; operands
+    whose columns are not contiguous, or that have other strides that are no multiples of 16 bytes, are copied first if
+    they have at most 1 GiB. Everything else runs on the plain cores, slowly. fp8 runs on the tensor cores of Hopper,
+    where the weights of keys are rounded to fp8 too. It needs memory for a transposed copy of `v`, and for copies of
+    operands whose strides do not suit; on other cards fp8 runs on the plain cores. Bounds of sequences on the GPU are
+    not checked, since that would wait for the GPU; the kernel stays inside the arrays whatever they contain. The lists
+    that a mask is converted to for the kernel are cached on the mask. On Hopper, `k` and `v` in 16 bits with 72, 88,
+    104 or 120 columns are copied to longer lines where that is faster, if the copies have at most 1 GiB. On a GPU, a
+    call whose operands have the shapes, strides and dtypes of an earlier one is not checked again, except for an `out`
+    at an address that is new.
 
     Examples
     --------

@@ -18,6 +18,7 @@ from .._kernels.jit import MAX_GRID_YZ
 from .._kernels.launch import Launch
 from ..dtypes import HALF_DTYPES
 from .attention_sm90 import SHORT_KEYS
+from .attention_split import AttentionSplit
 from .call import AttentionCall, DecodeCall
 from .decode_kernel import HEAD_DIMS, Decode
 from .forward import Forward, Problem
@@ -27,6 +28,8 @@ from .kv_cache import KVCache
 #: attention_sm90 .6 us on one multiprocessor, of which each has two tiles of 64 queries: the most heads of keys in all
 #: batches times tiles of rows, if the latter are several; most tiles of rows; and then more keys than this.
 _MOST_HEADS_BY_TILES, _MOST_TILES, _MANY_KEYS = 64, 8, 1024
+#: Rows of queries of which a warp of the kernel multiplies as many at once.
+_SLAB = 16
 #: The kernel counts keys, and lines of all heads, in 32 bits.
 _MOST_KEYS, _MOST_LINES = 2**30, 2**31
 
@@ -74,6 +77,8 @@ class AttentionFew(Forward, needs="sm_80"):
         if any(x not in HEAD_DIMS for x in sizes) or problem.keys <= SHORT_KEYS // 2:
             return False
         tiles, heads = -(-problem.few // cls.best(problem).decode.rows), problem.rows // problem.few
+        if AttentionSplit.serves(problem):  # tensor cores of Hopper multiply 64 rows in the time of one
+            return problem.few <= _SLAB
         if tiles == 1:
             return True
         return tiles <= _MOST_TILES and tiles * heads <= _MOST_HEADS_BY_TILES and problem.keys > _MANY_KEYS

@@ -23,7 +23,7 @@ from .call import AttentionCall
 from .forward import CAPPED, DIMS, PLAIN, SIGNED, Forward, Problem, layout_of
 
 #: The same for queries and keys in fp8: multiples of 32 bytes.
-_FP8_DIMS = (64, 96, 128, 192, 256)
+FP8_DIMS = (64, 96, 128, 192, 256)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
@@ -136,16 +136,16 @@ class AttentionSm90(
     def best(cls, problem: Problem) -> AttentionSm90:
         out, sizes = element(problem.out_dtype), (problem.head_dim, problem.value_dim)
         if problem.fp8:
-            D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, DIMS), sizes, strict=True))
+            D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((FP8_DIMS, DIMS), sizes, strict=True))
             tiles = problem.writes and out in ("f16", "bf16")
-            return cls("e4m3", out, D, D_v, problem.scores, tiles, *_fp8_shape(problem, D, D_v))
+            return cls("e4m3", out, D, D_v, problem.scores, tiles, *shape_of_tiles(problem))
         name, (D, D_v) = element(problem.dtype), (next(d for d in DIMS if d >= x) for x in sizes)
         tiles = problem.writes and name == out
-        return cls(name, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
+        return cls(name, out, D, D_v, problem.scores, tiles, *shape_of_tiles(problem))
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionSm90]:
-        for dtype, scores, tiles in itertools.product(_halves(dtypes), (PLAIN, SIGNED, CAPPED), (True, False)):
+        for dtype, scores, tiles in itertools.product(halves(dtypes), (PLAIN, SIGNED, CAPPED), (True, False)):
             for head_dim, value_dim in itertools.product(DIMS, DIMS):
                 most = max(head_dim, value_dim)
                 for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
@@ -156,7 +156,7 @@ class AttentionSm90(
         if np.dtype(np.uint8) not in dtypes:
             return
         for scores, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
-            for head_dim, value_dim in itertools.product(_FP8_DIMS, DIMS):
+            for head_dim, value_dim in itertools.product(FP8_DIMS, DIMS):
                 most = max(head_dim, value_dim)
                 few: tuple[tuple[int, int], ...] = ((1, 64),) if most <= 128 else ()
                 wide = (3 if most <= 64 else 2), 64 if most > 128 else 128
@@ -203,7 +203,7 @@ class AttentionGathered(AttentionSm90):
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionGathered]:
         sizes = [D for D in DIMS if D <= 128]
-        for dtype, D, how, piece in itertools.product(_halves(dtypes), sizes, (PLAIN, SIGNED, CAPPED), PIECES):
+        for dtype, D, how, piece in itertools.product(halves(dtypes), sizes, (PLAIN, SIGNED, CAPPED), PIECES):
             yield cls(dtype, dtype, D, D, how, True, piece=piece)
 
     def layouts(self, call: AttentionCall) -> tuple[Layout | None, ...]:
@@ -282,7 +282,7 @@ class AttentionShort(
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionShort]:
-        for dtype, head_dim in itertools.product(_halves(dtypes), SHORT_SHAPES):
+        for dtype, head_dim in itertools.product(halves(dtypes), SHORT_SHAPES):
             tiles = (tile for _, tile in (*SHORT_SHAPES[head_dim], *SHORTER_SHAPES[head_dim]))
             yield from (cls(dtype, head_dim, *tile) for tile in dict.fromkeys(tiles))
 
@@ -333,7 +333,13 @@ def by_columns(v: Array, bounds: Array | None) -> Array:
     return values
 
 
-def _halves(dtypes: Any) -> list[str]:
+def shape_of_tiles(problem: Problem) -> tuple[int, int]:
+    """(warpgroups, keys of a tile) of AttentionSm90."""
+    most = max(problem.head_dim, problem.value_dim)
+    return _fp8_shape(problem, most) if problem.fp8 else _sm90_shape(problem, most)
+
+
+def halves(dtypes: Any) -> list[str]:
     return [element(dtype) for dtype in (FLOAT16, BFLOAT16) if dtype in dtypes]
 
 
@@ -370,9 +376,8 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     return (3 if most <= 64 and plain else 2), 128
 
 
-def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
-    """(warpgroups, keys of a tile) for fp8."""
-    most = max(head_dim, value_dim)
+def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
+    """The same for fp8."""
     if most > 128:
         return 2, 64
     if problem.fine or problem.rows < _FEW_ROWS:

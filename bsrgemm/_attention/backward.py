@@ -23,7 +23,8 @@ from .backward_sm90 import (
 )  # fmt: skip
 from .call import BackwardCall
 from .choose import calls_of
-from .forward import CAPPED, SIGNED, readable, scores, share_of_blocks
+from .forward import CAPPED, SIGNED, scores, share_of_blocks
+from .longer_lines import readable
 from .mask import BlockMask
 
 #: The kernels that are chosen by a problem, the best first.

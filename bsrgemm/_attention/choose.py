@@ -10,25 +10,30 @@ import numpy as np
 
 from .._backend.base import Backend
 from .._kernels import forced_kernel
-from .._kernels.card import Card, card
+from .._kernels.card import Card, card, tensor_arch
 from .._kernels.launch import Calls, Chain, Launch
+from ..dtypes import HALF_DTYPES
 from . import longer_lines, mask_tiles
 from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
+from .attention_split import AttentionSplit, group_of
 from .call import AttentionCall
-from .forward import DIMS, Forward, Problem, mappable, readable, scores, share_of_blocks
+from .forward import DIMS, Forward, Problem, mappable, scores, share_of_blocks
 from .mask import BlockMask
-from .small_blocks import piece_of
+from .small_blocks import piece_of, share_of_tiles
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
 FORWARD: tuple[type[Forward], ...] = (
-    *(AttentionShort, AttentionFew, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
+    *(AttentionShort, AttentionFew, AttentionSplit, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
 )
 ATTENTION = (*FORWARD, AttentionValues)
 #: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
 #: fraction of its blocks is sparse.
 _LARGE_TILE, _SMALL_TILE, _SMALL_TILE_COLUMNS, _FEW_BLOCKS = 128, 64, 64, 0.5
+
+#: Pairs of queries and keys that the plain cores multiply while operands are copied: 8 us with heads of 64 columns.
+_FEW_PAIRS = 1 << 17
 
 #: What is known of calls without a mask; a mask keeps what is known of calls with it.
 _calls = Calls()
@@ -77,8 +82,8 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | Chain | None:
         return None
     machine = card()
     problem = problem_of(call, machine)
-    if wants_copies(problem):
-        q, k, v = (readable(x) for x in (q, k, v))
+    if wants_copies(problem) and (call.fp8 or sum(x.nbytes for x in (q, k, v)) <= longer_lines.MOST_BYTES):
+        q, k, v = (longer_lines.readable(x) for x in (q, k, v))
         forward(backend, replace(call, q=q, k=k, v=v))
         return None
     kernel = choose(problem, forced_kernel.name)
@@ -122,6 +127,8 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         piece=0 if call.mask is None else piece_of(call.mask),
         fp8=call.fp8,
         queries=q.shape[2],
+        group=group_of(call),
+        share=1.0 if call.mask is None else share_of_tiles(call.mask),
         few=few_rows(call),
         alike=call.mask is None and call.bounds is None,
         full=_is_full(call),
@@ -129,9 +136,13 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
 
 
 def wants_copies(problem: Problem) -> bool:
-    """Whether these fp8 operands could use the tensor cores after a copy to other strides."""
-    fits = all(0 < x <= DIMS[-1] for x in (problem.head_dim, problem.value_dim))
-    return problem.fp8 and not problem.reads and fits and problem.arch == "sm_90a"
+    """Whether these operands of fp8 or 16 bits could use the tensor cores after copies to other strides."""
+    if problem.reads or not all(0 < x <= DIMS[-1] for x in (problem.head_dim, problem.value_dim)):
+        return False
+    if problem.fp8:
+        return problem.arch == "sm_90a"
+    halves = problem.dtype in HALF_DTYPES and problem.acc == np.float32 and tensor_arch(problem.arch)
+    return halves and problem.rows * problem.keys > _FEW_PAIRS
 
 
 def _is_full(call: AttentionCall) -> bool:

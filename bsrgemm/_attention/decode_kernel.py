@@ -205,20 +205,30 @@ def _tiles_of(call: DecodeCall) -> tuple[int, int]:
     return rounded_tiles(min(cache._longest, seen), cache._total, cache.batch)
 
 
-def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
+def pieces_of(
+    longest: int,
+    total: int,
+    batch: int,
+    heads: int,
+    slots: int,
+    most: int = _MOST_PIECES,
+    least: int = LEAST_TILES,
+    cta: int = _CTA_TILES,
+) -> tuple[int, int]:
     """(pieces of the longest sequence, tiles of a piece) for the shortest time if `slots` CTAs run at the same time.
 
     `longest` is the number of tiles of keys of the longest of `batch` sequences, `total` that of all sequences
-    together; each sequence is read by `heads` CTAs for each piece.
+    together; each sequence is read by `heads` CTAs for each piece. There are at most `most` pieces of at least `least`
+    tiles, and a CTA takes as long as `cta` tiles beside those.
 
     >>> pieces_of(512, 512, 1, 8, 264), pieces_of(8192, 8192, 1, 8, 264), pieces_of(512, 32 * 512, 32, 8, 264)
     ((32, 16), (33, 249), (1, 512))
     """
     best = (math.inf, 1, max(1, longest))
-    for pieces in range(1, max(1, min(_MOST_PIECES, longest // LEAST_TILES)) + 1):
+    for pieces in range(1, max(1, min(most, longest // least)) + 1):
         tiles = max(1, -(-longest // pieces))
         rounds = -(-heads * max(batch, -(-total // tiles)) // slots)
-        best = min(best, (rounds * (tiles + _CTA_TILES), pieces, tiles))
+        best = min(best, (rounds * (tiles + cta), pieces, tiles))
     return best[1], best[2]
 
 

@@ -1,4 +1,5 @@
-"""Copies of keys and values with longer lines, for AttentionSm90 and heads of an odd multiple of 16 bytes.
+"""Copies of operands with longer lines, for AttentionSm90: of keys and values whose heads are an odd multiple of 16
+bytes, and of all that TMA cannot read in fp8.
 
 TMA reads K and V in lines of 128 bytes and what is left of a head. Heads of 72, 88, 104 and 120 columns in 16 bits have
 lines of 144, 176, 208 and 240 bytes: one in two begins in the middle of a sector of 32 bytes, and such calls wait for
@@ -12,6 +13,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import cupy
 import numpy as np
 
 from .._backend.base import Array
@@ -20,7 +22,7 @@ from .._kernels.launch import Chain, Launch, Step
 from .._kernels.rearrange import Lie, Rearrange
 from .attention_sm90 import AttentionSm90
 from .call import AttentionCall
-from .forward import Forward, share_of_blocks
+from .forward import Forward, mappable, share_of_blocks
 
 _LINE, _SECTOR = 128, 32
 #: Kernels with fewer columns copy one box for a tile of keys, those with more wait for the tensor cores.
@@ -31,7 +33,7 @@ _LATE_CYCLES = 2.9
 #: Seconds of the launch of a copy, and the share of the bandwidth of memory at which it reads and writes.
 _LAUNCH, _COPY_RATE = 3.7e-6, 0.58
 #: Copies have at most so many bytes together; larger calls read the operands as they lie.
-_MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30
 
 
 class Copy(NamedTuple):
@@ -75,7 +77,7 @@ def copies_of(kernel: Forward, call: AttentionCall, card: Card) -> dict[str, Cop
     moved = sum(math.prod(x.shape) * x.itemsize for copy in found.values() for x in (copy.operand, copy.batch))
     costs = (1 if _are_alike(found) else len(found)) * _LAUNCH + moved / (_COPY_RATE * card.bandwidth)
     gains = len(found) * lines_read(call, kernel.tile_q) * _LATE_CYCLES / (card.multiprocessors * card.clock)
-    return found if costs < gains and sum(copy.lie.nbytes for copy in found.values()) <= _MOST_BYTES else {}
+    return found if costs < gains and sum(copy.lie.nbytes for copy in found.values()) <= MOST_BYTES else {}
 
 
 def _are_alike(copies: dict[str, Copy]) -> bool:
@@ -100,22 +102,49 @@ def lines_read(call: AttentionCall, tile_q: int) -> float:
 
 def _copy(x: Array, columns: int) -> Copy | None:
     """The copy of an operand, unless all its lines begin at whole sectors, or it is no batch of matrices."""
-    axes = sorted((n for n in range(3) if x.shape[n] > 1), key=lambda n: -x.strides[n])
-    if columns not in _COLUMNS or not any(x.strides[n] % _SECTOR for n in axes):
+    if columns not in _COLUMNS or not any(x.strides[n] % _SECTOR for n in _axes(x)):
         return None
+    return _lines(x, columns, _LINE)
+
+
+def _axes(x: Array) -> list[int]:
+    """The dimensions before the columns that have a stride, the largest first."""
+    return sorted((n for n in range(3) if x.shape[n] > 1), key=lambda n: -x.strides[n])
+
+
+def _lines(x: Array, columns: int, unit: int) -> Copy | None:
+    """The copy of an operand with lines of so many columns at multiples of a unit; None for no batch of matrices."""
+    axes = _axes(x)
     known = [(x.strides[n], x.shape[n]) for n in axes]
     for n in reversed(range(len(axes) - 1)):
         (outer, count), (inner, each) = known[n : n + 2]
         if outer == inner * each:
             known[n : n + 2] = [(inner, count * each)]
-    if len(known) > 2:
+    if len(known) > 2 or any(stride < 0 for stride, _ in known):
         return None
     (batch, batches), (row, rows) = [(0, 1), (0, 1), *known][-2:]
-    operand = Lie(x.dtype, (batches, rows, x.shape[3]), (batch, row, x.itemsize))
-    pitch = -(-columns * x.itemsize // _LINE) * _LINE
+    operand = Lie(x.dtype, (batches, rows, x.shape[3]), (batch, row, x.strides[3]), x.data.ptr % _LINE)
+    pitch = -(-columns * x.itemsize // unit) * unit
     steps, step = [pitch] * 3, pitch
     for n in reversed(axes):
         steps[n] = step
         step *= x.shape[n]
     whole = Lie(x.dtype, (batches, rows, columns), (rows * pitch, pitch, x.itemsize))
     return Copy(operand, whole, Lie(x.dtype, (*x.shape[:3], columns), (*steps, x.itemsize)))
+
+
+def readable(x: Array) -> Array:
+    """The array, or a copy that TMA can read, whose lines begin at whole sectors."""
+    if mappable(x):
+        return x
+    *shape, columns = x.shape
+    unit = _SECTOR // x.itemsize
+    axes = [*_axes(x), *(n for n in range(3) if shape[n] == 1)]
+    room = cupy.empty((*(shape[n] for n in axes), -(-columns // unit) * unit), x.dtype)
+    found = room.transpose(*(axes.index(n) for n in range(3)), 3)[..., :columns]
+    copy = _lines(x, columns, _SECTOR) if x.strides[3] > 0 else None
+    if copy is None:
+        found[...] = x  # element by element
+    else:
+        Rearrange.copying(copy.operand, copy.batch).start((x, room))
+    return found

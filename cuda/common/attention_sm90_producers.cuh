@@ -3,7 +3,7 @@
 // Where keys are gathered, attention_sm90_gather.cuh has the warps that do what the last three do here.
 #pragma once
 
-#include "common/attention_sm90.cuh"
+#include "common/attention_sm90_splits.cuh"
 
 // A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
@@ -86,6 +86,13 @@ __device__ __forceinline__ void set_up(const AttentionSm90& problem, Shared& sha
   init(shared.wanted, 1);
   barrier_init_fence();
 }
+// Called by all threads: lines that no copy of queries writes are zeros, whose scores need no care.
+__device__ __forceinline__ void clear_queries(const AttentionSm90& problem, Shared& shared) {
+  const int first = problem.splits.box * 8, pieces = kSlabQ / 16 - first;  // of 16 bytes, in each slab
+  for (int i = threadIdx.x; i < kQueries * kSlabs * pieces; i += kThreads)
+    reinterpret_cast<uint4*>(shared.q)[i / pieces * (kSlabQ / 16) + first + i % pieces] = make_uint4(0, 0, 0, 0);
+  proxy_fence();
+}
 
 __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
                                                 u64& full) {
@@ -127,10 +134,16 @@ __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& share
 __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
-  int t = blockIdx.x;
+  // Where keys are split, all tiles are claimed: nobody waits for a CTA that may not have begun.
+  const auto claimed = [&] {
+    int t = 0;
+    if (lane == 0) t = (kSplits ? 0 : int(gridDim.x)) + atomicAdd(a.counters, 1);
+    return __shfl_sync(0xffffffffu, t, 0);
+  };
+  int t = kSplits ? claimed() : int(blockIdx.x);
   u32 n = 0;
   for (;; ++n) {
-    const Tile x = tile_at(a, t);
+    const Tile x = next_tile(problem, t);
     wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
     if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
     if (lane == 0) {
@@ -145,19 +158,19 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
     if (lane == 0) {
       u64& full = shared.q_full[n % kQueries];
       if (x.first == x.last) arrive(full);
-      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
+      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, kSplits ? problem.splits.box * 128 : kSlabQ, problem.q,
+                                   x.row, x.head, x.batch, full);
     }
     __syncwarp();
     wait(shared.wanted, n % 2);
-    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
-    t = __shfl_sync(0xffffffffu, t, 0);
+    t = claimed();
   }
   if (n > 0) {
     wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
     send(problem, shared, n - 1);
   }
   if (lane == 0) {  // the last CTA resets the counters
-    leave_counters(a.counters);
+    leave_counters(a.counters, kSplits ? problem.splits.slots : 0);
     store_wait();
   }
 }
@@ -229,7 +242,7 @@ __device__ __forceinline__ void compute_mask_bits(const AttentionSm90& problem, 
 #pragma unroll 1
     for (int row = thread; row < kTileQ; row += 32 * kMaskWarps) {
       u32 words[kWords];
-      words_of(problem.attention, x, entry, x.row + row, words);
+      words_of(problem.attention, x, entry, query_of(x, row), words);
 #pragma unroll
       for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
     }

@@ -65,6 +65,10 @@ def problems() -> Iterator[Problem]:
     for D, few, keys, heads in product((64, 128, 192), (0, 16, 17, 32, 33, 64, 65), (256, 257), (48, 49)):
         sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * few, "queries": few}
         yield from (replace(_USUAL, **sizes, few=few, arch=arch) for arch in ("sm_75", "sm_80", "sm_90a"))
+    for D, queries, keys, heads, group in product((64, 128, 256), (8, 33, 500), (300, 4096, 65536), (8, 256), (1, 4)):
+        sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * queries, "queries": queries}
+        yield from (replace(_USUAL, **sizes, group=group, share=share) for share in (1.0, 0.1))
+        yield replace(_USUAL, **sizes, group=1, dtype=U8, fp8=True, out_dtype=F32)
     for heads, queries in product((1, 2**16 - 1, 2**16), (60, 2**22)):
         yield replace(_USUAL, rows=heads * queries, queries=queries, keys=60, alike=True)
     for D, arch in product((64, 96, 128, 192, 256), ARCHS):
