@@ -285,8 +285,8 @@ class Arithmetic(Conversions):
         if not (oM in (1, M) or M == 1) or not (oN in (1, N) or N == 1):
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
         shape = np.broadcast_shapes(self._shape, wide.shape)
-        row, col = self._backend.to_coo(self._blocks, self._block_shape[1], structure.index_dtype(max(shape)))
-        values = self.data.reshape(-1)
+        index = structure.index_dtype(max(shape))
+        values, row, col = self._backend.to_coo(self._blocks, self._block_shape[1], index)
         if shape != self._shape:  # this matrix is a single row or column, which is repeated
             times = shape[0] if M == 1 else shape[1]
             spread = xp.arange(times, dtype=row.dtype)

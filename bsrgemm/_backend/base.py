@@ -275,15 +275,20 @@ class Backend(ABC):
         """Return copies of matrices one below the other, or None if there is no kernel for it."""
         return None
 
+    @abstractmethod
     def blocks_of_csr(
-        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], canonical: Callable[[], bool]
     ) -> Blocks | None:
-        """Return a valid matrix in CSR, whose rows are in order, as blocks in canonical format.
+        """Return a matrix in CSR as blocks in canonical format, or None if there is no code for it.
 
-        Duplicates are added up; with `unique` there are none. None if there is no kernel for the dtype or for so large
-        blocks. Waits for the GPU.
+        Its arrays may say anything until `canonical` is called, which raises ValueError unless they are valid, and
+        tells whether rows are in order, without duplicates: on a device it is called unless all blocks are full. Waits
+        for the GPU.
         """
-        return None
+
+    @abstractmethod
+    def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+        """Return how many blocks the elements of a valid matrix in CSR are in; on a device it has no duplicates."""
 
     @abstractmethod
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
@@ -393,8 +398,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
+    def to_coo(
+        self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False
+    ) -> tuple[Array, Array, Array]:
+        """Return (data, row, col) of every stored element, in the order of `data`; `dtype` is that of the indices.
+
+        The elements share memory with the blocks, unless `copy`.
+        """
 
 
 Engine = TypeVar("Engine")
