@@ -384,7 +384,9 @@ def _from_dense(backend: Backend, D: Any, dtype: Any, blocksize: Any, is_array: 
         X = backend.xp.atleast_2d(X)
     X = _cast(backend, X, dtype)
     if blocksize is None:
-        row, col = backend.xp.nonzero(X)  # synchronize!
+        places = backend.flatnonzero(X)  # synchronize!
+        row = places // max(X.shape[1], 1)
+        col = places - row * X.shape[1]
         blocksize = guess_blocksize(backend, row, col, X.shape)
     blocksize = check_blocksize(blocksize, X.shape)
     index = structure.index_dtype(max(*X.shape, 1))

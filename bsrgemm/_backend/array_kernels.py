@@ -69,7 +69,7 @@ MERGE_PATTERNS = Struct(
         *fields("q", "rows a_blocks b_blocks"),
     ),
 )
-KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arrived"), ("n", "q")))
+KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arrived"), *fields("q", "n tile")))
 COMBINE_BLOCKS = Struct(
     "CombineBlocks",
     (
@@ -332,14 +332,28 @@ class KeptPlaces(Kernel, source="kept_places.cu", argument=KEPT_PLACES):
     """Configuration of a pass of the kernel that lists what is kept."""
 
     fill: bool
+    element_a: str
+    accumulator: str
     index: str
 
     threads = 256
-    tile = 8 * threads
+    #: Numbers that a CTA takes at once, and the tiles that there are to be before a tile has more.
+    part, tiles = 8 * threads, 4096
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[KeptPlaces]:
-        yield from itertools.starmap(cls, itertools.product((False, True), _INDICES))
+        for fill, index, dtype in itertools.product((False, True), _INDICES, dtypes):
+            yield cls.of(fill, dtype, index)
+
+    @classmethod
+    def of(cls, fill: bool, dtype: np.dtype[Any], index: str) -> KeptPlaces:
+        """Return a pass over numbers of `dtype`; a pass that only counts is the same for all index types."""
+        return cls(fill, element(dtype), _ordered(dtype), index if fill else _INDICES[0])
+
+    @classmethod
+    def tile(cls, n: int) -> int:
+        """Return the length of a tile of n numbers."""
+        return cls.part * max(1, n // (cls.part * cls.tiles))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ..dtypes import BFLOAT16
 from . import index_arrays
 
 
@@ -269,7 +270,15 @@ class Backend(ABC):
 
     @abstractmethod
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
-        """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
+        """Return the blocks for which a vector is not zero. Waits for the GPU."""
+
+    def flatnonzero(self, x: Array) -> Array:
+        """Return the places of the elements of an array that are not zero, in order. Waits for the GPU."""
+        return self.xp.flatnonzero(x)
+
+    def count_nonzero(self, x: Array) -> int:
+        """Return how many elements of an array are not zero. Waits for the GPU."""
+        return int(self.xp.count_nonzero(x != 0 if x.dtype == BFLOAT16 else x))
 
     def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
         """Return copies of matrices one below the other, or None if there is no kernel for it."""

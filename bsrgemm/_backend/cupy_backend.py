@@ -217,6 +217,12 @@ class CupyBackend(Backend):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
 
+    def flatnonzero(self, x: Array) -> Array:
+        return device_arrays.flatnonzero(x)
+
+    def count_nonzero(self, x: Array) -> int:
+        return device_arrays.count_nonzero(x)
+
     def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
         return device_arrays.stack(pieces, dtype, index)
 

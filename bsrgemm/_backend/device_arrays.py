@@ -39,7 +39,7 @@ from .base import Array, Blocks, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array
 from .structure import INT32_MAX, index_dtype
 
-_INT64 = np.dtype(np.int64)
+_INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 @lru_cache(maxsize=1024)
@@ -239,7 +239,7 @@ def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks 
     if count < most:
         data, indices = data[:count], indices[:count]
     if nonzeros < count and not zeros:
-        return _selected(Blocks(data, indices, indptr), nonzero, count, nonzeros)
+        return _selected(Blocks(data, indices, indptr), _Kept(nonzero, _BYTE, count, nonzeros))
     return Blocks(data.copy(), indices.copy(), indptr) if 2 * count < most else Blocks(data, indices, indptr)
 
 
@@ -281,26 +281,58 @@ def _merged(a: Blocks, b: Blocks, block_bytes: int) -> tuple[Any, int, int, int,
     return (memory, counts_memory), left, right, 0 if exactly else total, most, indices
 
 
+class _Kept:
+    """The places of the numbers of a vector that are not zero; the caller may know how many there are."""
+
+    def __init__(self, address: int, dtype: np.dtype[Any], n: int, total: int | None = None) -> None:
+        self.n, self._dtype, self._tile = n, dtype, KeptPlaces.tile(n)
+        tiles = max(1, -(-n // self._tile))
+        self._grid = most_ctas(tiles, 1)
+        self._memory, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
+        self._arrays = {"kept": address, "counts": counts, "arrived": arrived, "n": n, "tile": self._tile}
+        self._start(False, "i32", 0, workspace.answer() if total is None else counts + 8 * tiles)
+        if total is None:
+            (total,) = workspace.read_answer(1)  # synchronize!
+        self.total: int = total
+
+    def _start(self, fill: bool, index: str, places: int, total: int) -> None:
+        kernel(KeptPlaces.of, fill, self._dtype, index).start(
+            self._grid, (), places=places, total=total, **self._arrays
+        )
+
+    def fill(self, places: int, dtype: np.dtype[Any]) -> None:
+        """Write the places to an address."""
+        self._start(True, element(dtype), places, 0)
+
+
+def count_nonzero(x: Array) -> int:
+    """Return how many elements of an array are not zero."""
+    x = contiguous(x)
+    return _Kept(x.data.ptr, x.dtype, x.size).total
+
+
+def flatnonzero(x: Array) -> Array:
+    """Return the places of the elements of an array that are not zero, in order."""
+    x = contiguous(x)
+    kept = _Kept(x.data.ptr, x.dtype, x.size)
+    places = cupy.ndarray(kept.total, _INT64)
+    kept.fill(places.data.ptr, _INT64)
+    return places
+
+
 def select_blocks(given: Blocks, keep: Array) -> Blocks:
-    """Return the blocks for which the boolean array `keep` is true."""
+    """Return the blocks for which a vector is not zero."""
     blocks, keep = read(given), contiguous(keep)
-    return _selected(blocks, keep.data.ptr, min(len(keep), len(blocks.indices), len(blocks.data)), None)
+    n = min(len(keep), len(blocks.indices), len(blocks.data))
+    return _selected(blocks, _Kept(keep.data.ptr, keep.dtype, n))
 
 
-def _selected(blocks: Blocks, keep: int, n: int, total: int | None) -> Blocks:
-    """Return those of the first n blocks for which the byte at `keep` is not zero; the caller may know how many."""
+def _selected(blocks: Blocks, kept: _Kept) -> Blocks:
+    """Return the blocks that are kept."""
     data, indices, indptr = blocks
-    dtype, index = indices.dtype, element(indices.dtype)
-    tiles = max(1, -(-n // KeptPlaces.tile))
-    grid = most_ctas(tiles, 1)
-    _counts, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
-    arrays = {"kept": keep, "counts": counts, "arrived": arrived, "n": n}
-    counted = workspace.answer() if total is None else counts + 8 * tiles
-    kernel(KeptPlaces, False, index).start(grid, (), places=0, total=counted, **arrays)
-    if total is None:
-        (total,) = workspace.read_answer(1)  # synchronize!
+    total, dtype = kept.total, indices.dtype
     _places, places, _ = workspace.scratch(total * dtype.itemsize, 0)
-    kernel(KeptPlaces, True, index).start(grid, (), places=places, total=0, **arrays)
+    kept.fill(places, dtype)
     _, R, C = data.shape
     out = Blocks(cupy.ndarray((total, R, C), data.dtype), cupy.ndarray(total, dtype), cupy.ndarray(len(indptr), dtype))
     to = out.data.data.ptr, out.indices.data.ptr, out.indptr.data.ptr

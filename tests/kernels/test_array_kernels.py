@@ -377,6 +377,26 @@ def test_some_blocks_are_selected(dtype: Any, device: Device, rng: np.random.Gen
 
 
 @pytest.mark.before
+@pytest.mark.parametrize("tiles", [2, 4096])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_are_not_zero(
+    dtype: Any, tiles: int, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN is none, and -0.0 is; tiles of any length; arrays of two dimensions, and with strides."""
+    monkeypatch.setattr(array_kernels.KeptPlaces, "tiles", tiles)
+    for n in (0, 1, 2047, 2049, 9000):
+        x = numbers(rng, (n,), np.dtype(dtype))
+        x[rng.random(n) < 0.5] = 0
+        if x.dtype.kind in "fc":
+            x[::7], x[1::9] = np.nan, -0.0
+        there, want = device.asarray(x), np.flatnonzero(x != 0)
+        assert registry.cuda().count_nonzero(there) == len(want)
+        np.testing.assert_array_equal(device.asnumpy(registry.cuda().flatnonzero(there)), want)
+    np.testing.assert_array_equal(device.asnumpy(registry.cuda().flatnonzero(there[::2])), np.flatnonzero(x[::2] != 0))
+    assert registry.cuda().count_nonzero(there.reshape(90, 100).T) == len(want)
+
+
+@pytest.mark.before
 @pytest.mark.sanitizer
 def test_spoiled_patterns_are_combined_inside_their_arrays(
     device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
