@@ -6,6 +6,7 @@
 // which an element is not zero, and counts them. 16-bit floats are computed in float32 and rounded once, which is what
 // an operation in 16 bits gives. What lists say is clamped. Bytes are the limit.
 #include "common/arrivals.cuh"
+#include "common/zeros.cuh"
 
 using T = ELEMENT_A;
 using Out = ELEMENT_C;
@@ -42,8 +43,6 @@ CHECK_LAYOUT(CombineBlocks, COMBINE_BLOCKS, (a)(b)(left)(right)(a_ptr)(b_ptr)(a_
              (column_shift)(block_shift)(size)(tile)(listed)(turned))
 #endif
 
-template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
-template <class Real> __device__ __forceinline__ bool is_zero(Complex<Real> x) { return x.re == 0 && x.im == 0; }
 
 template <class N> __device__ __forceinline__ N difference(N x, N y) { return x - y; }
 template <class Real> __device__ __forceinline__ Complex<Real> difference(Complex<Real> x, Complex<Real> y) {

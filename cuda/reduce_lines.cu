@@ -6,6 +6,7 @@
 // follows from the pattern and kLanes alone: each lane from left to right, then one fixed tree. Blocks and entries are
 // clamped. Bytes are the limit.
 #include "common/extremes.cuh"
+#include "common/zeros.cuh"
 
 using T = ELEMENT_A;
 using Out = ELEMENT_C;
@@ -36,8 +37,6 @@ CHECK_LAYOUT(ReduceLines, REDUCE_LINES, (data)(places)(starts)(out)(groups)(entr
              (line_step)(step)(only_stored))
 #endif
 
-template <class N> __device__ __forceinline__ bool is_zero(N x) { return number(x) == 0; }
-template <class Real> __device__ __forceinline__ bool is_zero(Complex<Real> x) { return x.re == 0 && x.im == 0; }
 
 template <class N> __device__ __forceinline__ Acc taken(N x) {
   if constexpr (kOperation == kCount) return Acc(!is_zero(x));

@@ -285,8 +285,8 @@ class Arithmetic(Conversions):
         if not (oM in (1, M) or M == 1) or not (oN in (1, N) or N == 1):
             raise ValueError(f"inconsistent shapes {self._shape} and {tuple(other.shape)}")
         shape = np.broadcast_shapes(self._shape, wide.shape)
-        row, col = self._backend.to_coo(self._blocks, self._block_shape[1], structure.index_dtype(max(shape)))
-        values = self.data.reshape(-1)
+        index = structure.index_dtype(max(shape))
+        values, row, col = self._backend.to_coo(self._blocks, self._block_shape[1], index)
         if shape != self._shape:  # this matrix is a single row or column, which is repeated
             times = shape[0] if M == 1 else shape[1]
             spread = xp.arange(times, dtype=row.dtype)
@@ -420,7 +420,9 @@ class Arithmetic(Conversions):
     def _csr_of_false(self) -> Any:
         """Return a CSR matrix that is True where this boolean matrix is False."""
         xp = self._backend.xp
-        row, col = xp.nonzero(~self.toarray())  # synchronize!
+        places = self._backend.flatnonzero(~self.toarray())  # synchronize!
+        row = places // max(self._shape[1], 1)
+        col = places - row * self._shape[1]
         index = self._element_index(len(row))
         indptr = xp.searchsorted(row, xp.arange(self._shape[0] + 1)).astype(index, copy=False)
         arrays = (xp.ones(len(row), np.bool_), col.astype(index, copy=False), indptr)
@@ -477,7 +479,7 @@ class Arithmetic(Conversions):
         if self._backend.loops is not None and values.dtype in self._backend.foreign_dtypes:
             csr = self._backend.loops.without_zeros(Csr(values, columns, indptr), self._shape[1])
             return self._foreign("csr", tuple(csr), self._shape, values.dtype)
-        return self._csr_where(values if values.dtype == BOOL else values != 0, values, columns, indptr)
+        return self._csr_where(values, values, columns, indptr)
 
     def maximum(self, other: Any) -> Any:
         """Compute the element-wise maximum with a number or a matrix.

@@ -31,7 +31,8 @@ class Assignment(Selection):
         xp = self._backend.xp
         self._make_canonical()
         (_, indices, indptr), own = self._blocks, self._in_rows(top, bottom)
-        where = xp.flatnonzero((indices[own] >= left) & (indices[own] < right)) + own.start  # synchronize!
+        inside = (indices[own] >= left) & (indices[own] < right)
+        where = self._backend.flatnonzero(inside) + own.start  # synchronize!
         rows = self._backend.expand(indptr, len(indices))[where] - top
         cols = indices[where] - left
         value = self._assignable(value, "value")
@@ -309,7 +310,7 @@ class Assignment(Selection):
         ([0, 0, 1], [0, 1, 3])
         """
         values, columns, indptr = self._elements()
-        kept = self._backend.xp.flatnonzero(values != 0)  # synchronize!
+        kept = self._backend.flatnonzero(values)  # synchronize!
         if len(kept) == len(values) and self._backend.loops is not None:
             return self._backend.expand(indptr, len(values)), columns
         return self._backend.expand(indptr, len(values))[kept], columns[kept]

@@ -136,5 +136,5 @@ class BlockTools(Conversions):
 
     def _first(self, found: Array) -> int | None:
         """Return the first index at which a boolean vector is true, or None."""
-        places = self._backend.xp.flatnonzero(found)  # synchronize!
+        places = self._backend.flatnonzero(found)  # synchronize!
         return int(places[0]) if len(places) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,28 +198,29 @@ def from_sparse(backend: Backend, S: Any, dtype: Any, copy: bool, blocksize: Any
         if blocksize in (None, tuple(blocks.data.shape[1:])):
             return parts
         return reblock(backend, parts, blocksize)
-    facts = _check_indices(source, S)
-    if S.format == "csr" and source is backend and blocksize is not None and facts is not None and facts.in_order:
-        csr = Csr(_cast(backend, S.data, dtype), S.indices, S.indptr)
-        made = backend.blocks_of_csr(csr, check_shape(S.shape), blocksize, bool(facts.canonical))
-        if made is not None:
-            return Parts(made, check_shape(S.shape), True)
-    if source is not backend:
-        S = S.asformat("csr")
+    given = S
+    check = cache(lambda: _check_indices(source, given))
+    if S.format != "csr" or source is not backend:
+        check()
     if S.format == "coo":
-        row, col = (_bring(backend, source, a, False) for a in (S.row, S.col))
-        values, unique = _bring(backend, source, S.data, False), bool(S.has_canonical_format)
-    else:
-        S = S.asformat("csr")
-        indptr, col, values = (_bring(backend, source, a, False) for a in (S.indptr, S.indices, S.data))
-        unique = bool(S.has_canonical_format)
-        if backend.loops is not None and backend.loops.fits(S.shape, len(values)):
-            csr = Csr(_cast(backend, values, dtype), col, indptr)
-            found = _from_csr(backend, csr, check_shape(S.shape), blocksize, unique)
-            if found is not None:
-                return found
-        row = backend.expand(indptr, len(col))
-    return _from_elements(backend, row, col, _cast(backend, values, dtype), S.shape, blocksize, unique)
+        row, col, values = (_bring(backend, source, a, False) for a in (S.row, S.col, S.data))
+        return _from_elements(
+            backend, row, col, _cast(backend, values, dtype), S.shape, blocksize, bool(S.has_canonical_format)
+        )
+    S = S.asformat("csr")
+
+    def has_no_duplicates() -> bool:
+        facts = check()
+        known = facts.canonical if facts is not None and S is given else None
+        return bool(S.has_canonical_format if known is None else known)
+
+    indptr, col, values = (_bring(backend, source, a, False) for a in (S.indptr, S.indices, S.data))
+    values, shape = _cast(backend, values, dtype), check_shape(S.shape)
+    found = _from_csr(backend, Csr(values, col, indptr), shape, blocksize, has_no_duplicates)
+    if found is not None:
+        return found
+    unique = has_no_duplicates()
+    return _from_elements(backend, backend.expand(indptr, len(col)), col, values, shape, blocksize, unique)
 
 
 def dense_of(backend: Backend, S: Any) -> Array:
@@ -262,10 +264,8 @@ def _from_elements(
     if backend.loops is not None and backend.loops.fits(shape, len(values)):
         csr = backend.loops.csr_of_coo(row, col, values, shape)
         if blocksize is None and not unique:  # scipy adds up elements at the same position before it guesses
-            blocksize = _guess(
-                shape, len(values), lambda side: backend.loops.count_blocks(csr, shape, (side, side)), False
-            )
-        found = _from_csr(backend, csr, shape, blocksize, unique)
+            blocksize = _guess(shape, len(values), lambda side: backend.count_blocks(csr, shape, (side, side)), False)
+        found = _from_csr(backend, csr, shape, blocksize, lambda: unique)
         if found is not None:
             return found
     if blocksize is None:
@@ -275,13 +275,18 @@ def _from_elements(
     return Parts(blocks, shape, True)
 
 
-def _from_csr(backend: Backend, csr: Csr, shape: tuple[int, int], blocksize: Any, unique: bool) -> Parts | None:
-    """Return the blocks of a matrix in CSR by the loops of the backend, or None if they do not support its dtype."""
-    loops = backend.loops
+def _from_csr(
+    backend: Backend, csr: Csr, shape: tuple[int, int], blocksize: Any, canonical: Callable[[], bool]
+) -> Parts | None:
+    """Return the blocks of a matrix in CSR, or None if there is no code for it; see `Backend.blocks_of_csr`."""
+    if not host().loops.fits(shape, len(csr.data)):
+        return None
     if blocksize is None:
+        if not canonical() and backend.loops is None:
+            return None
         # Elements that are stored twice count once: they are in one block.
-        blocksize = _best_side(shape, len(csr.data), lambda side: loops.count_blocks(csr, shape, (side, side)))
-    blocks = loops.blocks_of_csr(csr, shape, blocksize, unique)
+        blocksize = _best_side(shape, len(csr.data), lambda side: backend.count_blocks(csr, shape, (side, side)))
+    blocks = backend.blocks_of_csr(csr, shape, blocksize, canonical)
     return None if blocks is None else Parts(blocks, shape, True)
 
 
@@ -292,18 +297,17 @@ def reblock(backend: Backend, parts: Parts, blocksize: tuple[int, int]) -> Parts
     """
     R, C = check_blocksize(blocksize, parts.shape)
     parts = parts._replace(blocks=Blocks(*map(plain_array, parts.blocks)))
+    canonical, cols = bool(parts.canonical), parts.shape[1] // parts.blocks.data.shape[2]
     index = structure.index_dtype(max(*parts.shape, parts.blocks.data.size), parts.blocks.indices)
-    if backend.loops is not None and backend.loops.fits(parts.shape, parts.blocks.data.size):
-        csr = Csr(*backend.to_csr(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index))
-        if (R, C) == (1, 1) and parts.canonical:  # blocks of one element are CSR
+    if host().loops.fits(parts.shape, parts.blocks.data.size):
+        csr = Csr(*backend.to_csr(parts.blocks, cols, index))
+        if (R, C) == (1, 1) and canonical:  # blocks of one element are CSR
             return Parts(Blocks(csr.data.reshape(-1, 1, 1), csr.indices, csr.indptr), parts.shape, True)
-        found = _from_csr(backend, csr, parts.shape, (R, C), bool(parts.canonical))
+        found = _from_csr(backend, csr, parts.shape, (R, C), lambda: canonical)
         if found is not None:
             return found
-    row, col = backend.to_coo(parts.blocks, parts.shape[1] // parts.blocks.data.shape[2], index)
-    blocks = structure.from_coo(
-        backend, row, col, parts.blocks.data.reshape(-1), parts.shape, (R, C), index, unique=bool(parts.canonical)
-    )
+    values, row, col = backend.to_coo(parts.blocks, cols, index)
+    blocks = structure.from_coo(backend, row, col, values, parts.shape, (R, C), index, unique=canonical)
     return Parts(blocks, parts.shape, True)
 
 
@@ -382,7 +386,9 @@ def _from_dense(backend: Backend, D: Any, dtype: Any, blocksize: Any, is_array: 
         X = backend.xp.atleast_2d(X)
     X = _cast(backend, X, dtype)
     if blocksize is None:
-        row, col = backend.xp.nonzero(X)  # synchronize!
+        places = backend.flatnonzero(X)  # synchronize!
+        row = places // max(X.shape[1], 1)
+        col = places - row * X.shape[1]
         blocksize = guess_blocksize(backend, row, col, X.shape)
     blocksize = check_blocksize(blocksize, X.shape)
     index = structure.index_dtype(max(*X.shape, 1))

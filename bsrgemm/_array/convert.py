@@ -84,9 +84,9 @@ class Conversions(Elements):
         ([0, 0, 1, 1], [0, 1, 2, 3], [1.0, 2.0, 0.0, 3.0])
         """
         index = structure.index_dtype(max(*self._shape, 0))
-        row, col = self._backend.to_coo(self._validated, self._block_shape[1], index)
-        values = self.data.reshape(-1)
-        return self._foreign("coo", (values.copy() if copy else values, (row, col)), self._shape, self.dtype)
+        self._check_foreign("coo", self.dtype)
+        values, row, col = self._backend.to_coo(self._validated, self._block_shape[1], index, copy)
+        return self._foreign("coo", (values, (row, col)), self._shape, self.dtype)
 
     def tocsr(self, copy: bool = False) -> Any:
         """Convert to Compressed Sparse Row (CSR) format, with every element of every stored block.
@@ -507,7 +507,7 @@ class Conversions(Elements):
         M, N = self._shape
         on_host = self._backend.loops is not None
         index = structure.index_dtype(M * N) if on_host else _INDEX64
-        row, col = self._backend.to_coo(self._validated, self._block_shape[1], index)
+        _, row, col = self._backend.to_coo(self._validated, self._block_shape[1], index)
         return _unravel(row * N + col if order == "C" else col * M + row, shape, order)
 
     def _elements(self) -> tuple[Array, Array, Array]:

@@ -100,7 +100,7 @@ class Extremes(Lines):
 
     def _sparse_vector(self, vector: Array, axis: int) -> Any:
         """Convert a dense vector to COO: one dimension for a `bsr_array`, a row or a column for a `bsr_matrix`."""
-        (kept,) = self._backend.xp.nonzero(vector)  # synchronize!
+        kept = self._backend.flatnonzero(vector)  # synchronize!
         kept = kept.astype(structure.index_dtype(len(vector)), copy=False)
         values = vector[kept]
         if self._is_array:
@@ -332,7 +332,7 @@ class Extremes(Lines):
         values, columns, indptr = _wide(found.values), found.columns, found.indptr
         answer = xp.zeros((len(indptr) - 1, *values.shape[1:]), np.int64)
         count = xp.diff(indptr)
-        filled = xp.flatnonzero(count > 0)  # synchronize!
+        filled = self._backend.flatnonzero(count > 0)  # synchronize!
         if not len(filled):
             return answer.reshape(-1)
         starts, count = indptr[filled], count[filled]

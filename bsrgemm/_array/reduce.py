@@ -195,10 +195,8 @@ class Reductions(Extremes):
         (3, array([1, 2]), 4)
         """
         line = axis_of(axis)
-        xp = self._backend.xp
         if line is None:
-            data = self._canonical().data
-            return int(xp.count_nonzero(data != 0 if data.dtype == BFLOAT16 else data))  # synchronize!
+            return self._backend.count_nonzero(self._canonical().data)  # synchronize!
         blocks = self._canonical()
         by_column = self._by_column(blocks, line)
         few = self._backend.loops is not None and max(self._shape) < _INT32_MAX

@@ -47,8 +47,8 @@ CHECK_PATTERN = Struct(
 BLOCK_ELEMENTS = Struct(
     "BlockElements",
     (
-        *fields("P", "data indices indptr values rows columns"),
-        *fields("q", "block_rows block_cols blocks"),
+        *fields("P", "data indices indptr values rows columns runs found wrong arrived"),
+        *fields("q", "block_rows block_cols blocks elements tile"),
         *fields("i", "R C"),
     ),
 )
@@ -69,7 +69,7 @@ MERGE_PATTERNS = Struct(
         *fields("q", "rows a_blocks b_blocks"),
     ),
 )
-KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arrived"), ("n", "q")))
+KEPT_PLACES = Struct("KeptPlaces", (*fields("P", "kept places counts total arrived"), *fields("q", "n tile")))
 COMBINE_BLOCKS = Struct(
     "CombineBlocks",
     (
@@ -82,9 +82,9 @@ COMBINE_BLOCKS = Struct(
 CSR_BLOCKS = Struct(
     "CsrBlocks",
     (
-        *fields("P", "values columns pointers counts indptr indices data"),
+        *fields("P", "columns pointers counts indptr indices runs"),
         *fields("q", "block_rows block_cols elements blocks"),
-        *fields("i", "R C unique"),
+        *fields("i", "R C"),
     ),
 )
 #: The operations of two elements that `combine_blocks` has, by the names that their functions have.
@@ -238,7 +238,7 @@ class CheckPattern(Kernel, source="check_pattern.cu", argument=CHECK_PATTERN):
 
 @dataclass(frozen=True)
 class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS):
-    """Configuration of the kernel that lists the elements of all blocks, in CSR or COO."""
+    """Configuration of the kernel that lists the elements of all blocks, in CSR or COO, and finds blocks in CSR."""
 
     format: str
     element_a: str
@@ -246,14 +246,27 @@ class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS)
     to: str
 
     threads = 256
-    #: Elements that a CTA writes at a time.
-    tile = 8 * threads
+    #: Elements that a CTA takes at once, at least and at most, and the CTAs that there are to be before it takes more.
+    part, most, ctas = 8 * threads, 32 * threads, 1024
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[BlockElements]:
+        sizes = sorted({x.itemsize for x in dtypes})
         for index, to in itertools.product(_INDICES, _INDICES):
-            yield from (cls("kCsr", MOVED[size], index, to) for size in sorted({x.itemsize for x in dtypes}))
-            yield cls("kCoo", MOVED[1], index, to)
+            yield from (cls.of(name, size, index, to) for name in ("kCsr", "kCoo") for size in sizes)
+        for index in _INDICES:
+            yield cls.of("kFind", 1, index, index)
+            yield from (cls.of("kFill", size, index, index) for size in sizes)
+
+    @classmethod
+    def of(cls, format: str, size: int, index: str, to: str) -> BlockElements:
+        """Return the kernel for elements of so many bytes."""
+        return cls(format, MOVED[size], index, to)
+
+    @classmethod
+    def tile(cls, elements: int) -> int:
+        """Return how many elements a CTA takes at a time."""
+        return max(cls.part, min(cls.most, elements // cls.ctas // cls.part * cls.part))
 
 
 @dataclass(frozen=True)
@@ -319,14 +332,28 @@ class KeptPlaces(Kernel, source="kept_places.cu", argument=KEPT_PLACES):
     """Configuration of a pass of the kernel that lists what is kept."""
 
     fill: bool
+    element_a: str
+    accumulator: str
     index: str
 
     threads = 256
-    tile = 8 * threads
+    #: Numbers that a CTA takes at once, and the tiles that there are to be before a tile has more.
+    part, tiles = 8 * threads, 4096
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[KeptPlaces]:
-        yield from itertools.starmap(cls, itertools.product((False, True), _INDICES))
+        for fill, index, dtype in itertools.product((False, True), _INDICES, dtypes):
+            yield cls.of(fill, dtype, index)
+
+    @classmethod
+    def of(cls, fill: bool, dtype: np.dtype[Any], index: str) -> KeptPlaces:
+        """Return a pass over numbers of `dtype`; a pass that only counts is the same for all index types."""
+        return cls(fill, element(dtype), _ordered(dtype), index if fill else _INDICES[0])
+
+    @classmethod
+    def tile(cls, n: int) -> int:
+        """Return the length of a tile of n numbers."""
+        return cls.part * max(1, n // (cls.part * cls.tiles))
 
 
 @dataclass(frozen=True)
@@ -380,32 +407,27 @@ def gather_blocks(size: int, index: str) -> CombineBlocks:
 
 @dataclass(frozen=True)
 class CsrBlocks(Kernel, source="csr_blocks.cu", argument=CSR_BLOCKS):
-    """Configuration of a pass of the kernel that makes blocks of a matrix in CSR; a lane has so many `rows`."""
+    """Configuration of a pass of the kernel that finds the blocks of a matrix in CSR; a lane has so many `rows`."""
 
     fill: bool
-    element_a: str
-    accumulator: str
     lanes: int
     rows: int
     index: str
 
     threads = 128
-    #: Blocks of more rows have no kernel.
-    most_rows = 128
+    #: Blocks of more rows have no kernel, nor have those of more columns, whose runs do not fit into a word.
+    most_rows, most_columns = 128, 1 << 23
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[CsrBlocks]:
-        for index, height in itertools.product(_INDICES, (1, 2, 4, 8, 16, 32, 64, 128)):
-            yield cls.of(None, height, index)
-            yield from (cls.of(dtype, height, index) for dtype in dtypes if dtype.char in "?fdFD")
+        for index, height, fill in itertools.product(_INDICES, (1, 2, 4, 8, 16, 32, 64, 128), (False, True)):
+            yield cls.of(fill, height, index)
 
     @classmethod
-    def of(cls, dtype: np.dtype[Any] | None, R: int, index: str) -> CsrBlocks:
-        """Return the pass that fills blocks of R rows with elements of `dtype`; None for the pass that counts them."""
+    def of(cls, fill: bool, R: int, index: str) -> CsrBlocks:
+        """Return a pass for blocks of R rows."""
         lanes = min(32, 1 << (R - 1).bit_length())
-        rows = 1 << (-(-R // lanes) - 1).bit_length()
-        names = ("u8", "u8") if dtype is None else (element(dtype), accumulator(dtype)[0])
-        return cls(dtype is not None, *names, lanes, rows, index)
+        return cls(fill, lanes, 1 << (-(-R // lanes) - 1).bit_length(), index)
 
 
 def vector_steps_of(dtype: np.dtype[Any]) -> Iterator[VectorSteps]:

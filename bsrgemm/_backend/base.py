@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ..dtypes import BFLOAT16
 from . import index_arrays
 
 
@@ -271,21 +272,34 @@ class Backend(ABC):
 
     @abstractmethod
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
-        """Return the blocks for which the boolean array `keep` is true. Waits for the GPU."""
+        """Return the blocks for which a vector is not zero. Waits for the GPU."""
+
+    def flatnonzero(self, x: Array) -> Array:
+        """Return the places of the elements of an array that are not zero, in order. Waits for the GPU."""
+        return self.xp.flatnonzero(x)
+
+    def count_nonzero(self, x: Array) -> int:
+        """Return how many elements of an array are not zero. Waits for the GPU."""
+        return int(self.xp.count_nonzero(x != 0 if x.dtype == BFLOAT16 else x))
 
     def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
         """Return copies of matrices one below the other, or None if there is no kernel for it."""
         return None
 
+    @abstractmethod
     def blocks_of_csr(
-        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], canonical: Callable[[], bool]
     ) -> Blocks | None:
-        """Return a valid matrix in CSR, whose rows are in order, as blocks in canonical format.
+        """Return a matrix in CSR as blocks in canonical format, or None if there is no code for it.
 
-        Duplicates are added up; with `unique` there are none. None if there is no kernel for the dtype or for so large
-        blocks. Waits for the GPU.
+        Its arrays may say anything until `canonical` is called, which raises ValueError unless they are valid, and
+        tells whether rows are in order, without duplicates: on a device it is called unless all blocks are full. Waits
+        for the GPU.
         """
-        return None
+
+    @abstractmethod
+    def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+        """Return how many blocks the elements of a valid matrix in CSR are in; on a device it has no duplicates."""
 
     @abstractmethod
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
@@ -395,8 +409,13 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
+    def to_coo(
+        self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False
+    ) -> tuple[Array, Array, Array]:
+        """Return (data, row, col) of every stored element, in the order of `data`; `dtype` is that of the indices.
+
+        The elements share memory with the blocks, unless `copy`.
+        """
 
 
 Engine = TypeVar("Engine")

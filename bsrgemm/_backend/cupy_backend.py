@@ -217,13 +217,22 @@ class CupyBackend(Backend):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return device_arrays.select_blocks(blocks, keep)
 
+    def flatnonzero(self, x: Array) -> Array:
+        return device_arrays.flatnonzero(x)
+
+    def count_nonzero(self, x: Array) -> int:
+        return device_arrays.count_nonzero(x)
+
     def stack(self, pieces: Sequence[Piece], dtype: np.dtype[Any], index: np.dtype[Any]) -> Blocks | None:
         return device_arrays.stack(pieces, dtype, index)
 
     def blocks_of_csr(
-        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], canonical: Callable[[], bool]
     ) -> Blocks | None:
-        return device_arrays.blocks_of_csr(csr, shape, blocksize, unique)
+        return device_arrays.blocks_of_csr(csr, shape, blocksize, canonical)
+
+    def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+        return device_arrays.count_blocks(csr, shape, blocksize)
 
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         order, begins = structure.by_column(self, indices, block_cols)
@@ -296,5 +305,7 @@ class CupyBackend(Backend):
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
         return device_arrays.to_csr(blocks, block_cols, dtype)
 
-    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        return device_arrays.to_coo(blocks, block_cols, dtype)
+    def to_coo(
+        self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False
+    ) -> tuple[Array, Array, Array]:
+        return device_arrays.to_coo(blocks, block_cols, dtype, copy)

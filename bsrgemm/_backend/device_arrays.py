@@ -19,7 +19,6 @@ from .._kernels.kernel import Kernel
 from .._kernels.launch import Starter, contiguous, run
 from ..dtypes import result_dtype
 from .array_kernels import (
-    MOVED,
     BlockElements,
     CheckPattern,
     CombineBlocks,
@@ -40,7 +39,7 @@ from .base import Array, Blocks, Csr, ListMaker, PatternFacts, Piece
 from .index_arrays import plain_array
 from .structure import INT32_MAX, index_dtype
 
-_INT64 = np.dtype(np.int64)
+_INT64, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 
 
 @lru_cache(maxsize=1024)
@@ -84,63 +83,118 @@ def inspect(indices: Array, indptr: Array) -> PatternFacts:
 
 
 # ------------------------------------------------------------------------------------------- other formats
-def to_csr(blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
+def to_csr(given: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     """Return (data, indices, indptr) in CSR with every element of each stored block, in order, with duplicates."""
-    values = cupy.ndarray(blocks.data.size, blocks.data.dtype)
+    blocks = read(given)
+    values, columns = (cupy.ndarray(blocks.data.size, x) for x in (blocks.data.dtype, dtype))
     rows = cupy.ndarray((len(blocks.indptr) - 1) * blocks.data.shape[1] + 1, dtype)
-    return values, _list_elements("kCsr", blocks, block_cols, values, rows), rows
+    _start_elements("kCsr", blocks, blocks.data.shape, block_cols, Csr(values, columns, rows))
+    return values, columns, rows
 
 
-def to_coo(blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return (row, col) of every stored element, in the order of `data`."""
-    rows = cupy.ndarray(blocks.data.size, dtype)
-    return rows, _list_elements("kCoo", blocks, block_cols, None, rows)
+def to_coo(given: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool) -> tuple[Array, Array, Array]:
+    """Return (data, row, col) of every stored element, in the order of `data`, which is copied if asked for."""
+    blocks = read(given)
+    rows, columns = (cupy.ndarray(blocks.data.size, dtype) for _ in range(2))
+    values = cupy.ndarray(blocks.data.size, blocks.data.dtype) if copy else None
+    _start_elements("kCoo", blocks, blocks.data.shape, block_cols, Csr(values, columns, rows))
+    return blocks.data.reshape(-1) if values is None else values, rows, columns
 
 
-def _list_elements(format: str, given: Blocks, block_cols: int, values: Array | None, rows: Array) -> Array:
-    """Write the values and the rows, or row pointers, of all elements, and return their columns."""
-    data, indices, indptr = blocks = read(given)
-    n, R, C = data.shape
-    columns = cupy.ndarray(n * R * C, rows.dtype)
-    if len(rows):
-        size = data.itemsize if values is not None else 1
-        elements = kernel(BlockElements, format, MOVED[size], element(indices.dtype), element(rows.dtype))
-        elements.start(
-            most_ctas(max(n * R * C, len(rows)), BlockElements.tile), (*blocks, values, rows, columns),
-            data=data.data.ptr, indices=indices.data.ptr, indptr=indptr.data.ptr,
-            values=0 if values is None else values.data.ptr, rows=rows.data.ptr, columns=columns.data.ptr,
-            block_rows=len(indptr) - 1, block_cols=block_cols, blocks=n, R=R, C=C,
-        )  # fmt: skip
-    return columns
+#: The arrays that only some formats of `block_elements` have.
+_NO_RUNS = {"runs": 0, "found": 0, "wrong": 0, "arrived": 0}
 
 
-def blocks_of_csr(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], unique: bool) -> Blocks | None:
-    """Return a valid matrix in CSR, whose rows are in order, as blocks; None if there is no kernel for it."""
-    (M, N), (R, C), dtype = shape, blocksize, csr.data.dtype
-    if dtype.char not in "?fdFD" or CsrBlocks.most_rows < R:
+def _start_elements(
+    format: str, blocks: Blocks, of: tuple[int, int, int], block_cols: int, listed: Csr, **places: int
+) -> None:
+    """Start `block_elements` with blocks of this shape, and a list: its values, columns, and rows or row pointers."""
+    (data, indices, indptr), (values, columns, rows) = blocks, listed
+    (n, R, C), elements = of, len(columns)
+    tile, lines = BlockElements.tile(n * R * C), len(rows) if format in ("kCsr", "kFind") else 0
+    if not n and not lines:
+        return
+    moves = data is not None and values is not None
+    make = kernel(BlockElements.of, format, values.itemsize if moves else 1, element(indices.dtype),
+                  element(columns.dtype))  # fmt: skip
+    make.start(
+        max(most_ctas(n * R * C, tile), (min(-(-lines // BlockElements.threads), BlockElements.ctas),)),
+        (*blocks, *listed), data=data.data.ptr if moves else 0, indices=indices.data.ptr, indptr=indptr.data.ptr,
+        values=values.data.ptr if moves else 0, rows=rows.data.ptr, columns=columns.data.ptr,
+        block_rows=len(indptr) - 1, block_cols=block_cols, blocks=n, elements=elements, tile=tile, R=R, C=C,
+        **(_NO_RUNS | places),
+    )  # fmt: skip
+
+
+def blocks_of_csr(
+    given: Csr, shape: tuple[int, int], blocksize: tuple[int, int], canonical: Callable[[], bool]
+) -> Blocks | None:
+    """Return a matrix in CSR as blocks, see `Backend.blocks_of_csr`; None if there is no kernel for it."""
+    (M, N), (R, C) = shape, blocksize
+    if len(given.indptr) != M + 1 or len(given.data) != len(given.indices):
         return None
-    index = index_dtype(max(M, N, len(csr.data)), csr.indices, csr.indptr)
-    values, columns, pointers = (contiguous(x) for x in csr)
-    columns, pointers = columns.astype(index, copy=False), pointers.astype(index, copy=False)
-    indptr = cupy.zeros(M // R + 1, index)
-    given = {"values": values.data.ptr, "columns": columns.data.ptr, "pointers": pointers.data.ptr}
-    sizes = {"block_rows": M // R, "block_cols": N // C, "elements": len(columns), "R": R, "C": C, "unique": unique}
-
-    def start_pass(dtype: np.dtype[Any] | None, **places: int) -> None:
-        make = kernel(CsrBlocks.of, dtype, R, element(index))
-        grid = most_ctas(M // R, CsrBlocks.threads // make.kernel.lanes)
-        make.start(grid, (), **given, **places, **sizes)
-
-    if M:
-        counts = indptr[1:]
-        start_pass(None, counts=counts.data.ptr, indptr=0, indices=0, data=0, blocks=0)
-        cupy.cumsum(counts, out=counts)
+    index = index_dtype(max(M, N, len(given.data)), given.indices, given.indptr)
+    columns, pointers = (contiguous(x).astype(index, copy=False) for x in given[1:])
+    csr = Csr(contiguous(given.data), columns, pointers)
+    count = len(columns) // (R * C)
+    if count * R * C == len(columns) and (M or not count):
+        blocks = _full_blocks(csr, (M // R, N // C), (count, R, C))
+        if blocks is not None:
+            return blocks
+    if CsrBlocks.most_rows < R or CsrBlocks.most_columns <= C or not canonical():
+        return None
+    indptr = _block_counts(csr, shape, blocksize)
     total = int(indptr[-1])  # synchronize!
-    indices, data = cupy.ndarray(total, index), cupy.zeros((total, R, C), dtype)
+    blocks = Blocks(cupy.ndarray((total, R, C), csr.data.dtype), cupy.ndarray(total, index), indptr)
+    _runs, runs, _ = workspace.scratch(8 * total * R, 0)
     if total:
-        places = {"indptr": indptr.data.ptr, "indices": indices.data.ptr, "data": data.data.ptr}
-        start_pass(dtype, counts=0, **places, blocks=total)
-    return Blocks(data, indices, indptr)
+        _start_blocks(True, csr, (M // R, N // C), blocksize, counts=0, indptr=indptr.data.ptr,
+                      indices=blocks.indices.data.ptr, runs=runs, blocks=total)  # fmt: skip
+        _start_elements("kFill", blocks, (total, R, C), N // C, csr, runs=runs)
+    return blocks
+
+
+def _full_blocks(csr: Csr, block_shape: tuple[int, int], of: tuple[int, int, int]) -> Blocks | None:
+    """Return the blocks of a matrix in CSR, of this shape, if all of them are full and its arrays valid; else None."""
+    (rows, cols), index = block_shape, csr.indices.dtype
+    blocks = Blocks(None, cupy.ndarray(of[0], index), cupy.ndarray(rows + 1, index))
+    _, _, counters = workspace.scratch(0, 2)
+    found = {"found": workspace.answer(), "wrong": counters, "arrived": counters + 4}
+    _start_elements("kFind", blocks, of, cols, csr, **found)
+    if workspace.read_answer(1)[0]:  # synchronize!
+        return None
+    blocks = blocks._replace(data=cupy.ndarray(of, csr.data.dtype))
+    _start_elements("kFill", blocks, of, cols, csr)
+    return blocks
+
+
+def count_blocks(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+    """Return how many blocks the elements of a matrix in CSR are in."""
+    return int(_block_counts(csr, shape, blocksize)[-1])  # synchronize!
+
+
+def _block_counts(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Array:
+    """Return where the blocks of each block row begin."""
+    (M, N), (R, C) = shape, blocksize
+    begins = cupy.zeros(M // R + 1, csr.indices.dtype)
+    if M:
+        _start_blocks(False, csr, (M // R, N // C), blocksize, counts=begins.data.ptr + begins.itemsize, indptr=0,
+                      indices=0, runs=0, blocks=0)  # fmt: skip
+        cupy.cumsum(begins, out=begins)
+    return begins
+
+
+def _start_blocks(
+    fill: bool, csr: Csr, block_shape: tuple[int, int], blocksize: tuple[int, int], **places: int
+) -> None:
+    """Start a pass over the block rows of a matrix in CSR."""
+    R, C = blocksize
+    make = kernel(CsrBlocks.of, fill, R, element(csr.indices.dtype))
+    make.start(
+        most_ctas(block_shape[0], CsrBlocks.threads // make.kernel.lanes), csr, columns=csr.indices.data.ptr,
+        pointers=csr.indptr.data.ptr, block_rows=block_shape[0], block_cols=block_shape[1],
+        elements=len(csr.indices), R=R, C=C, **places,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------- two patterns, some blocks
@@ -185,7 +239,7 @@ def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks 
     if count < most:
         data, indices = data[:count], indices[:count]
     if nonzeros < count and not zeros:
-        return _selected(Blocks(data, indices, indptr), nonzero, count, nonzeros)
+        return _selected(Blocks(data, indices, indptr), _Kept(nonzero, _BYTE, count, nonzeros))
     return Blocks(data.copy(), indices.copy(), indptr) if 2 * count < most else Blocks(data, indices, indptr)
 
 
@@ -227,26 +281,58 @@ def _merged(a: Blocks, b: Blocks, block_bytes: int) -> tuple[Any, int, int, int,
     return (memory, counts_memory), left, right, 0 if exactly else total, most, indices
 
 
+class _Kept:
+    """The places of the numbers of a vector that are not zero; the caller may know how many there are."""
+
+    def __init__(self, address: int, dtype: np.dtype[Any], n: int, total: int | None = None) -> None:
+        self.n, self._dtype, self._tile = n, dtype, KeptPlaces.tile(n)
+        tiles = max(1, -(-n // self._tile))
+        self._grid = most_ctas(tiles, 1)
+        self._memory, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
+        self._arrays = {"kept": address, "counts": counts, "arrived": arrived, "n": n, "tile": self._tile}
+        self._start(False, "i32", 0, workspace.answer() if total is None else counts + 8 * tiles)
+        if total is None:
+            (total,) = workspace.read_answer(1)  # synchronize!
+        self.total: int = total
+
+    def _start(self, fill: bool, index: str, places: int, total: int) -> None:
+        kernel(KeptPlaces.of, fill, self._dtype, index).start(
+            self._grid, (), places=places, total=total, **self._arrays
+        )
+
+    def fill(self, places: int, dtype: np.dtype[Any]) -> None:
+        """Write the places to an address."""
+        self._start(True, element(dtype), places, 0)
+
+
+def count_nonzero(x: Array) -> int:
+    """Return how many elements of an array are not zero."""
+    x = contiguous(x)
+    return _Kept(x.data.ptr, x.dtype, x.size).total
+
+
+def flatnonzero(x: Array) -> Array:
+    """Return the places of the elements of an array that are not zero, in order."""
+    x = contiguous(x)
+    kept = _Kept(x.data.ptr, x.dtype, x.size)
+    places = cupy.ndarray(kept.total, _INT64)
+    kept.fill(places.data.ptr, _INT64)
+    return places
+
+
 def select_blocks(given: Blocks, keep: Array) -> Blocks:
-    """Return the blocks for which the boolean array `keep` is true."""
+    """Return the blocks for which a vector is not zero."""
     blocks, keep = read(given), contiguous(keep)
-    return _selected(blocks, keep.data.ptr, min(len(keep), len(blocks.indices), len(blocks.data)), None)
+    n = min(len(keep), len(blocks.indices), len(blocks.data))
+    return _selected(blocks, _Kept(keep.data.ptr, keep.dtype, n))
 
 
-def _selected(blocks: Blocks, keep: int, n: int, total: int | None) -> Blocks:
-    """Return those of the first n blocks for which the byte at `keep` is not zero; the caller may know how many."""
+def _selected(blocks: Blocks, kept: _Kept) -> Blocks:
+    """Return the blocks that are kept."""
     data, indices, indptr = blocks
-    dtype, index = indices.dtype, element(indices.dtype)
-    tiles = max(1, -(-n // KeptPlaces.tile))
-    grid = most_ctas(tiles, 1)
-    _counts, counts, arrived = workspace.scratch(8 * tiles + 8, 1)
-    arrays = {"kept": keep, "counts": counts, "arrived": arrived, "n": n}
-    counted = workspace.answer() if total is None else counts + 8 * tiles
-    kernel(KeptPlaces, False, index).start(grid, (), places=0, total=counted, **arrays)
-    if total is None:
-        (total,) = workspace.read_answer(1)  # synchronize!
+    total, dtype = kept.total, indices.dtype
     _places, places, _ = workspace.scratch(total * dtype.itemsize, 0)
-    kernel(KeptPlaces, True, index).start(grid, (), places=places, total=0, **arrays)
+    kept.fill(places, dtype)
     _, R, C = data.shape
     out = Blocks(cupy.ndarray((total, R, C), data.dtype), cupy.ndarray(total, dtype), cupy.ndarray(len(indptr), dtype))
     to = out.data.data.ptr, out.indices.data.ptr, out.indptr.data.ptr

@@ -15,7 +15,7 @@ from scipy.sparse import _sparsetools
 
 from ..dtypes import BFLOAT16, BOOL, HALF_DTYPES, HOST_DTYPES, accumulator_dtype
 from . import dlpack, structure
-from .base import Array, Backend, Blocks, ListMaker, PatternFacts
+from .base import Array, Backend, Blocks, Csr, ListMaker, PatternFacts
 from .loops import HostLoops
 
 #: Blocks of at most this many elements along an axis are reduced one element after the other.
@@ -142,6 +142,14 @@ class NumpyBackend(Backend):
     def select_blocks(self, blocks: Blocks, keep: Array) -> Blocks:
         return structure.select_blocks(self, blocks, keep)
 
+    def blocks_of_csr(
+        self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], canonical: Callable[[], bool]
+    ) -> Blocks | None:
+        return self.loops.blocks_of_csr(csr, shape, blocksize, canonical())
+
+    def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+        return self.loops.count_blocks(csr, shape, blocksize)
+
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         found: tuple[Array, Array] = self.loops.by_column(indices, indptr, block_cols)
         return found
@@ -190,9 +198,11 @@ class NumpyBackend(Backend):
             return found
         return structure.fold(self, op, data, axis)
 
-    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        found: tuple[Array, Array] = self.loops.to_coo(blocks, dtype)
-        return found
+    def to_coo(
+        self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False
+    ) -> tuple[Array, Array, Array]:
+        values = blocks.data.reshape(-1)
+        return (values.copy() if copy else values, *self.loops.to_coo(blocks, dtype))
 
     def diagonal(self, blocks: Blocks, block_cols: int, k: int, count: int, canonical: bool) -> Array:
         (_, R, C), block_rows = blocks.data.shape, len(blocks.indptr) - 1

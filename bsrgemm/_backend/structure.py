@@ -49,8 +49,9 @@ def first_of_runs(backend: Backend, keys: Array) -> Array:
     xp = backend.xp
     if not len(keys):
         return xp.zeros(0, np.int64)
-    starts = xp.concatenate([xp.ones(1, np.bool_), keys[1:] != keys[:-1]])
-    return xp.flatnonzero(starts)  # synchronize!
+    starts = xp.ones(len(keys), np.bool_)
+    xp.not_equal(keys[1:], keys[:-1], out=starts[1:])
+    return backend.flatnonzero(starts)  # synchronize!
 
 
 # ---------------------------------------------------------------------------- order and duplicates
@@ -88,8 +89,9 @@ def sum_duplicates(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
 
 
 def select_blocks(backend: Backend, blocks: Blocks, keep: Array) -> Blocks:
-    """Return the blocks for which the boolean array `keep` is true."""
+    """Return the blocks for which a vector is not zero."""
     xp = backend.xp
+    keep = keep if keep.dtype == np.bool_ else keep != 0
     kept = xp.flatnonzero(keep)  # synchronize!
     before = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(keep, dtype=np.int64)])
     indptr = before[blocks.indptr].astype(blocks.indptr.dtype, copy=False)
@@ -306,9 +308,9 @@ def from_dense(
     tiles = X.reshape(M // R, R, N // C, C).transpose(0, 2, 1, 3)
     if keep is None:
         keep = (tiles != 0).any(axis=(2, 3))
-    i, j = xp.nonzero(keep)  # synchronize!
-    data = xp.ascontiguousarray(tiles[i, j])
-    keys = i.astype(np.int64) * max(N // C, 1) + j
+    keys = backend.flatnonzero(keep)  # synchronize!
+    i = keys // max(N // C, 1)
+    data = xp.ascontiguousarray(tiles[i, keys - i * (N // C)])
     return Blocks(data, *keys_to_index(backend, keys, M // R, N // C, dtype))
 
 

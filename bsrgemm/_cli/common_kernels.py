@@ -17,7 +17,6 @@ from .._attention.decode_kernel import Decode, KvAppend
 from .._attention.forward import PLAIN
 from .._attention.forward import Problem as AttentionProblem
 from .._backend.array_kernels import (
-    MOVED,
     BlockElements,
     CheckPattern,
     Diagonal,
@@ -59,13 +58,14 @@ def common_kernels(arch: str, dtypes: Collection[np.dtype[Any]]) -> Iterator[Any
     yield from (Expand(index), WorkListKernel(index), RowMatching("row_bits", index))
     yield from map(RowMatching, ("overlaps", "match_rows"))
     yield from Rearrange.every(())
-    yield from (CheckPattern(index), MergePatterns(False, index), MergePatterns(True, index))
+    yield from (CheckPattern(index), BlockElements.of("kFind", 1, index, index))
+    yield from (MergePatterns(False, index), MergePatterns(True, index))
     yield from (SpgemmPattern(entry, index) for entry in SpgemmPattern.entries)
     for dtype in dtypes:
         yield segment(dtype, "add", 1, 1)
         yield from (combine_blocks(name, dtype, index) for name in ("add", "sub", "mul"))
         yield Diagonal.reading("kElements", dtype, index)
-        yield BlockElements("kCsr", MOVED[dtype.itemsize], index, index)
+        yield from (BlockElements.of(name, dtype.itemsize, index, index) for name in ("kCsr", "kCoo", "kFill"))
         yield from (reduce_lines("add", dtype, accumulator_dtype(dtype), length, index) for length in (16, 256))
         yield from vector_steps_of(dtype)
         yield from _products(arch, dtype)

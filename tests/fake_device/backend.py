@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from bsrgemm._attention.engine import ENGINES as ATTENTION_ENGINES
 from bsrgemm._attention.engine import AttentionEngine
 from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, AppendEngine, HostAppend
 from bsrgemm._backend import dlpack, registry, structure
-from bsrgemm._backend.base import Backend, Blocks, PatternFacts
+from bsrgemm._backend.base import Backend, Blocks, Csr, PatternFacts
 from bsrgemm._backend.index_arrays import watched_class
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._products import host as products_host
@@ -252,8 +253,9 @@ class FakeBackend(Backend):
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
         return structure.to_csr(self, blocks, dtype)
 
-    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-        return structure.to_coo(self, blocks, dtype)
+    def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False) -> tuple[Any, Any, Any]:
+        values = blocks.data.reshape(-1)
+        return (values.copy() if copy else values, *structure.to_coo(self, blocks, dtype))
 
     def inspect(self, indices: Any, indptr: Any) -> PatternFacts:
         return structure.inspect(self, indices, indptr)
@@ -266,6 +268,13 @@ class FakeBackend(Backend):
 
     def select_blocks(self, blocks: Blocks, keep: Any) -> Blocks:
         return structure.select_blocks(self, blocks, keep)
+
+    def blocks_of_csr(self, csr: Csr, shape: Any, blocksize: Any, canonical: Callable[[], bool]) -> Blocks | None:
+        found = HOST.blocks_of_csr(Csr(*map(_array, csr)), shape, blocksize, canonical)
+        return None if found is None else Blocks(*map(ndarray, found))
+
+    def count_blocks(self, csr: Csr, shape: Any, blocksize: Any) -> int:
+        return HOST.count_blocks(Csr(*map(_array, csr)), shape, blocksize)
 
     def by_column(self, indices: Any, indptr: Any, block_cols: int) -> tuple[Any, Any]:
         return structure.by_column(self, indices, block_cols)

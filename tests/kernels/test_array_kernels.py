@@ -230,7 +230,7 @@ def test_diagonals_of_spoiled_indices_stay_inside(device: Device, rng: np.random
     device.synchronize()
 
 
-# ------------------------------------------------------------------------------- check_pattern, block_elements
+# ------------------------------------------------------------------------------- check_pattern
 def random_pattern(rng: np.random.Generator, rows: int, columns: int, in_order: bool) -> tuple[list[int], list[int]]:
     lengths = rng.integers(0, columns + 1, rows) * rng.integers(0, 2, rows)
     lengths[rng.integers(rows)] += 0 if in_order else 300
@@ -253,35 +253,6 @@ def test_what_is_known_of_index_arrays(index: Any, device: Device, rng: np.rando
             assert got.in_order == structure.is_sorted(HOST, used, arrays[1], strictly=False)
             assert got.canonical == structure.is_sorted(HOST, used, arrays[1], strictly=True)
             assert got.longest == max([0, *np.diff(arrays[1])])
-
-
-@pytest.mark.before
-@pytest.mark.parametrize("dtypes", [*itertools.product((_INT32, _INT64), repeat=2)], ids=str)
-@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
-def test_elements_of_blocks_by_rows_and_in_order(
-    dtype: Any, dtypes: Any, device: Device, rng: np.random.Generator
-) -> None:
-    for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0], []), ([0, 0], [])), (*_BLOCKS, (40, 70))):
-        blocks = stored(rng, pattern, blocksize, dtype, dtypes[0])
-        there, cuda = on(device, blocks), registry.cuda()
-        for name in ("to_csr", "to_coo"):
-            want = getattr(structure, name)(HOST, blocks, dtypes[1])
-            for one, other in zip(getattr(cuda, name)(there, 6, dtypes[1]), want, strict=True):
-                same_bits(device.asnumpy(one), other)
-
-
-@pytest.mark.before
-@pytest.mark.sanitizer
-def test_elements_of_spoiled_indices_stay_inside(device: Device, rng: np.random.Generator) -> None:
-    """What is made of them can be used: columns and row pointers are in range."""
-    for blocks in spoiled(stored(rng, _ORDERED, (2, 3), F64, _INT32)):
-        there = on(device, blocks)
-        registry.cuda().inspect(there.indices, there.indptr)
-        _, columns, pointers = map(device.asnumpy, registry.cuda().to_csr(there, 6, _INT32))
-        assert columns.min() >= 0 and columns.max() < 18
-        assert pointers.min() >= 0 and pointers.max() == pointers[-1] == 66
-        registry.cuda().to_coo(there, 6, _INT32)
-    device.synchronize()
 
 
 # ------------------------------------------------------------------------------- reduce_lines
@@ -407,6 +378,26 @@ def test_some_blocks_are_selected(dtype: Any, device: Device, rng: np.random.Gen
 
 
 @pytest.mark.before
+@pytest.mark.parametrize("tiles", [2, 4096])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_are_not_zero(
+    dtype: Any, tiles: int, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN is none, and -0.0 is; tiles of any length; arrays of two dimensions, and with strides."""
+    monkeypatch.setattr(array_kernels.KeptPlaces, "tiles", tiles)
+    for n in (0, 1, 2047, 2049, 9000):
+        x = numbers(rng, (n,), np.dtype(dtype))
+        x[rng.random(n) < 0.5] = 0
+        if x.dtype.kind in "fc":
+            x[::7], x[1::9] = np.nan, -0.0
+        there, want = device.asarray(x), np.flatnonzero(x != 0)
+        assert registry.cuda().count_nonzero(there) == len(want)
+        np.testing.assert_array_equal(device.asnumpy(registry.cuda().flatnonzero(there)), want)
+    np.testing.assert_array_equal(device.asnumpy(registry.cuda().flatnonzero(there[::2])), np.flatnonzero(x[::2] != 0))
+    assert registry.cuda().count_nonzero(there.reshape(90, 100).T) == len(want)
+
+
+@pytest.mark.before
 @pytest.mark.sanitizer
 def test_spoiled_patterns_are_combined_inside_their_arrays(
     device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -419,46 +410,6 @@ def test_spoiled_patterns_are_combined_inside_their_arrays(
             for same in (False, True):
                 cuda.combine(operator.add, a, b, 6, same)
         cuda.select_blocks(pair[0], device.asarray(rng.random(11) < 0.5))
-    device.synchronize()
-
-
-# ------------------------------------------------------------------------------- csr_blocks
-@pytest.mark.before
-@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "?fdFD"], ids=str)
-@pytest.mark.parametrize("blocksize", [(1, 1), (3, 3), (2, 5), (40, 3), (128, 2), (33, 20), (20, 70)], ids=str)
-def test_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Device, rng: np.random.Generator) -> None:
-    """Empty rows, and elements that are stored several times, which are added up in order."""
-    (R, C), index = blocksize, _INT32
-    shape = (5 * R, 7 * C)
-    for several, rows in ((False, 5), (True, 5), (False, 0)):
-        count = 0 if not rows else 4 * R * C
-        row, col = np.sort(rng.integers(0, shape[0], count)), rng.integers(0, shape[1], count)
-        element = np.sort(row * shape[1] + col) if several else np.unique(row * shape[1] + col)
-        if several:
-            element = np.sort(np.concatenate([element, element[: count // 2]]))
-        row, col = element // shape[1], element % shape[1]
-        values = numbers(rng, (len(element),), dtype)
-        pointers = np.searchsorted(row, np.arange(rows * R + 1)).astype(index)
-        csr = Csr(values, col.astype(index), pointers)
-        shape = (rows * R, 7 * C)
-        want = structure.from_coo(HOST, row, col, values, shape, blocksize, index)
-        got = registry.cuda().blocks_of_csr(Csr(*map(device.asarray, csr)), shape, blocksize, not several)
-        for one, other in zip(got, want, strict=True):
-            same_bits(device.asnumpy(one), other)
-
-
-@pytest.mark.before
-@pytest.mark.sanitizer
-def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Generator) -> None:
-    tall = canonical_pattern(rng, 40, 40)
-    for pattern, shape, blocksizes in (
-        (_ORDERED, (5, 6), ((1, 2), (5, 3), (5, 6))),
-        (tall, (40, 40), ((20, 20), (40, 8))),
-    ):
-        for blocks, blocksize in itertools.product(spoiled(stored(rng, pattern, (1, 1), F64, _INT32)), blocksizes):
-            csr = Csr(*map(device.asarray, (blocks.data.reshape(-1), *blocks[1:])))
-            for unique in (False, True):
-                registry.cuda().blocks_of_csr(csr, shape, blocksize, unique)
     device.synchronize()
 
 
@@ -586,7 +537,7 @@ def test_operations_on_matrices_go_on_beyond_a_small_grid(most: int, device: Dev
             *zip(cuda.to_csr(there, 3000, _INT32), csr, strict=True),
             *zip(cuda.select_blocks(there, device.asarray(keep)), structure.select_blocks(HOST, a, keep), strict=True),
             *zip(
-                cuda.blocks_of_csr(Csr(*map(device.asarray, csr)), (2700, 6000), (3, 2), True),
+                cuda.blocks_of_csr(Csr(*map(device.asarray, csr)), (2700, 6000), (3, 2), lambda: True),
                 structure.from_coo(HOST, row, csr.indices, csr.data, (2700, 6000), (3, 2), _INT32),
                 strict=True,
             ),
