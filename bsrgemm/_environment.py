@@ -132,7 +132,7 @@ def _dotted(version: int) -> str | None:
 
 
 def _sources(missing: list[str]) -> str | None:
-    from ._kernels.sources import cuda_root
+    from ._kernels.jit import cuda_root
 
     try:
         return str(cuda_root())

@@ -17,9 +17,9 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.index_arrays import Unwritten
-from .._kernels import forced_kernel
 from .._kernels.card import Card, tensor_arch
 from .._kernels.element_types import BYTES, Types
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch
 from .._kernels.rearrange import LINE, Lie, Rearrange
 from . import tuned
@@ -532,7 +532,7 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
 
     With `copies` it may be a preparation, which copies an operand for another kernel.
     """
-    forced = forced_kernel.name
+    forced = Kernel.forced
     if forced is None:
         stored = tuned.stored(problem)
         return fastest(problem, card, copies) if stored is None else stored

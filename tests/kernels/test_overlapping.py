@@ -19,7 +19,7 @@ import bsrgemm as bg
 from bsrgemm._attention.decode_kernel import Decode, KvAppend
 from bsrgemm._kernels import jit, overlapping
 from bsrgemm._kernels.element_types import Types
-from bsrgemm._kernels.sources import cuda_root, gather
+from bsrgemm._kernels.jit import cuda_root, gather
 from bsrgemm._products.gemm_simt import GemmFew
 
 
