@@ -135,6 +135,45 @@ class Conjugate(Step):
         return breakdown(numbers, enough), bool((numbers[0] <= enough).all())
 
 
+class BatchConjugate(Conjugate):
+    """Conjugate gradients for all systems. A system that has ended stays as it is; its recurrence goes on in vain.
+
+    Its numbers are those of `Conjugate`, for each system.
+    """
+
+    stays = True
+    #: which systems go on
+    _going: Array
+
+    def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
+        super().__init__(s, arrays)
+        if arrays is None:
+            self._going = s.xp.zeros(self._before.shape, bool)
+
+    def watch(self, going: Any, enough: Any) -> None:
+        """Tell which systems go on, and what is enough: the device has to end a system as the host does."""
+        host = self._s.backend.from_host
+        self._going[...] = host(going)
+        self._enough[...] = host(np.asarray(enough, self._enough.dtype))
+
+    def __call__(self) -> None:
+        s, r, p = self._s, self._r, self._p
+        z = s.precondition(r)
+        rz = s.dot(r, z)
+        s.backend.multiply_and_add(p, s.ratio(rz, self._before), z)
+        q = s.multiply(p)
+        pq = s.dot(p, q)
+        alpha = s.ratio(rz, pq)
+        # a system that has broken down may have NaN in p
+        self.x += s.xp.where(self._going[:, None], s.xp.multiply(p, alpha, out=self._work), 0)
+        s.backend.subtract_multiple(r, alpha, q, self._work)
+        self._before[...] = rz
+        size = s.norm(r)
+        self.numbers[0], self.numbers[1], self.numbers[2] = size, pq.real, rz.real
+        # as `failures` says on the host
+        self._going &= (size > self._enough) & s.xp.isfinite(size) & ~(rz.real <= 0) & ~(pq.real <= 0)
+
+
 class MinimalResidual(Step):
     """The minimal residual method. Its numbers are ``v M v`` of the next Lanczos vector, and the root of its size."""
 
