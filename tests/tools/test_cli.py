@@ -228,7 +228,7 @@ def test_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.M
 
 
 def test_a_check_that_raises_fails_with_the_reason() -> None:
-    def broken(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> list[verify_command.Case]:
+    def broken(trial: object) -> list[verify_command.Case]:
         raise OSError("no\nkernel")
 
     outcome, *_ = verify_command.run([verify_command.Check("broken", broken)])
@@ -248,9 +248,7 @@ def test_a_check_that_raises_fails_with_the_reason() -> None:
     ids=lambda case: case.label,
 )
 def test_a_wrong_case_fails(case: verify_command.Case) -> None:
-    outcomes = {
-        o.dtype: o for o in verify_command.run([verify_command.Check("case", lambda backend, rng, dtype: [case])])
-    }
+    outcomes = {o.dtype: o for o in verify_command.run([verify_command.Check("case", lambda trial: [case])])}
     assert not outcomes["float32"].ok
 
 
