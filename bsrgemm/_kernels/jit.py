@@ -275,7 +275,8 @@ def compile_cubin(spec: KernelSpec, arch: str, *, root: Path | None = None) -> C
 
 def options(spec: KernelSpec, arch: str) -> tuple[str, ...]:
     """Return NVRTC's options for `spec`; `-v` puts registers, shared memory and spills into the log."""
-    return ("-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *_define_options(spec))
+    defines = (f"-D{name}={value}" for name, value in spec.all_defines())
+    return ("-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *defines)
 
 
 def nvrtc_version() -> str:
@@ -351,10 +352,6 @@ def _whole(cubin: bytes) -> bytes:
 def _cache_key(spec: KernelSpec, arch: str, texts: Mapping[str, str]) -> str:
     parts = (_CACHE_FORMAT, digest(texts), spec.source, spec.entry, options(spec, arch), nvrtc_version())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _define_options(spec: KernelSpec) -> tuple[str, ...]:
-    return tuple(f"-D{name}={value}" for name, value in spec.all_defines())
 
 
 def _failure(spec: KernelSpec, arch: str, root: Path, reason: str) -> str:

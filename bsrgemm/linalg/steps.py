@@ -248,7 +248,10 @@ class MinimalResidual(Step):
 
 
 class Biconjugate(Step):
-    """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence."""
+    """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence.
+
+    This is algorithm 7.7 of Saad with a preconditioner on the right; the last two lines come first, as in `Conjugate`.
+    """
 
     curable = (FACTOR_IS_ZERO,)
     _shadow: Vector
@@ -269,17 +272,17 @@ class Biconjugate(Step):
     def __call__(self) -> None:
         s = self._s
         rho = s.dot(self._shadow, self._r)
-        beta = s.safe_ratio(rho, self._rho) * s.safe_ratio(self._alpha, self._omega)
-        p = self._r + beta * (self._p - self._omega * self._v)
+        beta = s.safe_ratio(rho, self._rho) * s.safe_ratio(self._alpha, self._omega)  # 9
+        p = self._r + beta * (self._p - self._omega * self._v)  # 10
         y = s.precondition(p)
         v = s.multiply(y)
-        alpha = self._unsolved(s.safe_ratio(rho, s.dot(self._shadow, v)))
-        r = self._r - alpha * v
+        alpha = self._unsolved(s.safe_ratio(rho, s.dot(self._shadow, v)))  # 4
+        r = self._r - alpha * v  # 5
         z = s.precondition(r)
         t = s.multiply(z)
-        omega = self._unsolved(s.safe_ratio(s.dot(t, r), s.dot(t, t)))
-        self.x += alpha * y + omega * z
-        s.xp.subtract(r, omega * t, out=self._r)
+        omega = self._unsolved(s.safe_ratio(s.dot(t, r), s.dot(t, t)))  # 6
+        self.x += alpha * y + omega * z  # 7
+        s.xp.subtract(r, omega * t, out=self._r)  # 8
         self._p[...], self._v[...] = p, v
         self._rho[...], self._alpha[...], self._omega[...] = rho, alpha, omega
         self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(self._r), abs(rho), abs(omega)
