@@ -111,12 +111,12 @@ def cg(
     does not converge as a rule, which `info` tells, and the warning names the reason after a breakdown and where x is
     worse than 0.
 
-    On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix,
-    `block_jacobi`, `chebyshev` or multigrid, there is no callback, and at least four more iterations are expected. Up
-    to four iterations are made then before the host reads the norms of their residuals; x is that of the iteration
-    after which the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers
-    for each column after each iteration. The graph is kept for the next solve with the same A and M, a right-hand side
-    of the same shape and dtype, and the same stream, until M, or A if M is None, is deleted.
+    On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix or a
+    preconditioner of this package, there is no callback, and at least four more iterations are expected. Up to four
+    iterations are made then before the host reads the norms of their residuals; x is that of the iteration after which
+    the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers for each
+    column after each iteration. The graph is kept for the next solve with the same A and M, a right-hand side of the
+    same shape and dtype, and the same stream, until M, or A if M is None, is deleted.
 
     Examples
     --------
