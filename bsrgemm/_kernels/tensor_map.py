@@ -6,12 +6,12 @@ A kernel takes a map by value, as a member of its argument that is aligned to 64
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from . import driver
 from .structs import TENSOR_MAP_BYTES
 
 #: Name -> (CUtensorMapDataType, bytes per element).
@@ -87,7 +87,7 @@ class Layout:
     def write(self, target: int, pointer: int) -> None:
         """Write the map of a tensor that lies at an address to 128 bytes of the host; `target` is a multiple of 64."""
         _check_address(pointer)
-        status = _driver_function()(target, *self._before, pointer, *self._after)
+        status = driver.tensor_map_encoder()(target, *self._before, pointer, *self._after)
         if status != 0:
             raise RuntimeError(
                 f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, {self}; "
@@ -97,7 +97,7 @@ class Layout:
     def move(self, target: int, pointer: int) -> None:
         """Write another address into a map that `write` has written to 128 bytes of the host."""
         _check_address(pointer)
-        if _replace_address()(target, pointer):
+        if driver.replace_address(target, pointer):
             self.write(target, pointer)  # which raises the error
 
     def __str__(self) -> str:
@@ -179,28 +179,3 @@ def _check(
         raise ValueError(
             f"box={box}: its rows take {inner} bytes of {dtype_name}, expected at most {limit} with swizzle={swizzle!r}"
         )
-
-
-@lru_cache(maxsize=1)
-def _replace_address() -> Callable[..., int]:
-    """cuTensorMapReplaceAddress, which takes two arguments where an encoding takes twelve."""
-    function = ctypes.CDLL("libcuda.so.1").cuTensorMapReplaceAddress
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
-
-
-@lru_cache(maxsize=1)
-def _driver_function() -> Callable[..., int]:
-    needs = "tensor maps need a CUDA 12 driver (525 or newer)"
-    try:
-        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    except OSError as error:
-        raise RuntimeError(f"{needs}, and none can be loaded: {error}") from error
-    except AttributeError as error:
-        raise RuntimeError(f"{needs}; the one installed has no cuTensorMapEncodeTiled") from error
-    # The other arguments are arrays of ctypes and small numbers, which it passes as they are: declared like the first
-    # ones, each of them would be converted at every call, which takes 1.2 us in all.
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function

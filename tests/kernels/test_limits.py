@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import disk_cache, element_types, graphs, jit, tensor_map, workspace
+from bsrgemm._kernels import disk_cache, driver, element_types, graphs, jit, tensor_map, workspace
 from bsrgemm._kernels.card import shared_kb, tensor_arch
 from bsrgemm._kernels.workspace import StreamOrdered
 
@@ -58,7 +58,8 @@ def test_a_card_does_not_run_what_was_compiled_for_the_integrated_chip_of_its_ge
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A driver that takes every map."""
     seen: list[Any] = []
-    monkeypatch.setattr(tensor_map, "_driver_function", lambda: lambda *args: seen.append(args) or 0)
+    library = SimpleNamespace(cuTensorMapEncodeTiled=lambda *args: seen.append(args) or 0)
+    monkeypatch.setattr(driver, "_library", lambda: library)
     return seen
 
 

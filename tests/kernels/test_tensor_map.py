@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bsrgemm._kernels import tensor_map
+from bsrgemm._kernels import driver, tensor_map
 
 GOOD: dict[str, Any] = {
     "pointer": 0x7F0000000010,
@@ -30,12 +31,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """A driver that writes down its arguments and fills the map with ones."""
     seen: list[tuple[Any, ...]] = []
 
-    def driver(address: int, *args: Any) -> int:
+    def encode(address: int, *args: Any) -> int:
         seen.append((address, *(tuple(a) if isinstance(a, ctypes.Array) else a for a in args)))
         ctypes.memset(address, 1, 128)
         return 0
 
-    monkeypatch.setattr(tensor_map, "_driver_function", lambda: driver)
+    monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
     return seen
 
 
@@ -128,7 +129,7 @@ def test_a_bad_argument_is_named_with_its_value_and_the_expectation(calls, chang
 
 
 def test_a_refusal_of_the_driver_shows_code_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_map, "_driver_function", lambda: lambda *args: 801)
+    monkeypatch.setattr(driver, "_library", lambda: SimpleNamespace(cuTensorMapEncodeTiled=lambda *args: 801))
     with pytest.raises(RuntimeError) as caught:
         made(**GOOD)
     for part in ("CUDA error 801", "dims=(200, 100)", "box=(64, 32)", "swizzle='128B'", "9.0 or newer"):
@@ -144,6 +145,6 @@ def test_a_missing_or_old_driver_is_told_in_words(missing: str, monkeypatch: pyt
         return object()
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    tensor_map._driver_function.cache_clear()
+    monkeypatch.setattr(driver, "_library", driver._library.__wrapped__)
     with pytest.raises(RuntimeError, match="need a CUDA 12 driver"):
         made(**GOOD)
