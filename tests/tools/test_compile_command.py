@@ -18,7 +18,7 @@ from bsrgemm._attention.decode_kernel import Decode
 from bsrgemm._attention.forward import PLAIN, SIGNED, has_large_shared
 from bsrgemm._attention.forward import Problem as AttentionProblem
 from bsrgemm._cli import compile as compile_command
-from bsrgemm._cli.compile import common_kernels
+from bsrgemm._cli.common_kernels import common_kernels
 from bsrgemm._kernels import element_types
 from bsrgemm._kernels.card import Card
 from bsrgemm._products.call import Problem
