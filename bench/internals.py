@@ -18,13 +18,13 @@ _OPTIONS = 6
 
 def forced(call: Call, kernel: str | None) -> Call:
     """The call of a product or of attention on the kernel of that name, even if another one would be chosen."""
-    from bsrgemm._kernels import forced_kernel
+    from bsrgemm._kernels.kernel import force_kernel
 
     if kernel is None:
         return call
 
     def on_kernel() -> Any:
-        with forced_kernel.force_kernel(kernel):
+        with force_kernel(kernel):
             return call()
 
     return on_kernel

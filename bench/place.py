@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from bsrgemm._kernels.timing import IDLE, samples_gpu
+from bsrgemm._kernels.timing import IDLE, Call, samples_gpu
 
 from . import data, machine
 
-Call = Callable[[], Any]
 #: Seconds of calls in one timing, and how often a call is repeated at least and at most
 _BUDGET, _LEAST, _MOST = 0.15, 5, 20
 #: Seconds of a call after which it is timed once: the contents of the L2 do not matter then

@@ -5,6 +5,7 @@ Nothing here raises an error: what cannot be found is None, with a line under "m
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import scipy
 
 from ._backend.registry import no_device
-from ._kernels import jit
-from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype, result_dtype
+from ._kernels import disk_cache, jit
+from .dtypes import DEVICE_DTYPES, HALF_DTYPES, HOST_DTYPES, UINT8, accumulator_dtype
 
-_TENSOR_BLOCK = 64
+#: What kernels are named for: sides of small and of large blocks, rows of A, blocks of a block row, and columns of B.
+_SIDES, _ROWS, _BLOCKS_OF_A_ROW, _COLUMNS = (3, 64), 65536, 27, 256
 PRODUCTS = ("A @ x", "A @ B", "A @ A2", "attention")
 _FP8 = " (as fp8)"
 _ATTENTION_DTYPES = (*HALF_DTYPES, np.dtype(np.float32), np.dtype(np.float64))
@@ -33,7 +35,8 @@ def info() -> dict[str, Any]:
         - ``target``: the architecture that kernels are compiled for, or None;
         - ``sources``: folder of the CUDA sources, or None;
         - ``cache``: folder of the compiled kernels, the number of its entries and their bytes;
-        - ``kernels``: for each device and group of dtypes, what serves which product, and the dtype of the sums;
+        - ``kernels``: for each device and group of dtypes, what serves which product, with blocks of 3 x 3 or of
+          64 x 64 on the GPU, and the dtype of the sums;
         - ``missing``: a line for each thing that prevents the use of the GPU.
 
     Notes
@@ -132,25 +135,19 @@ def _dotted(version: int) -> str | None:
 
 
 def _sources(missing: list[str]) -> str | None:
-    from ._kernels.sources import cuda_root
-
     try:
-        return str(cuda_root())
+        return str(jit.cuda_root())
     except OSError as error:
         missing.append(_line(error))
         return None
 
 
 def _cache() -> dict[str, Any]:
-    from ._kernels import disk_cache
-
     folder = disk_cache.folder()
     sizes = []
-    try:
+    with contextlib.suppress(OSError):  # entries may vanish while they are counted
         for path in folder.glob("*.cubin"):
             sizes.append(path.stat().st_size)
-    except OSError:  # entries may vanish while they are counted
-        pass
     return {"folder": str(folder), "entries": len(sizes), "bytes": sum(sizes)}
 
 
@@ -160,39 +157,52 @@ def _line(error: Exception) -> str:
 
 # -------------------------------------------------------------------------------------- kernels
 def _cuda_kernels(arch: str) -> list[dict[str, Any]]:
-    from ._attention.choose import choose
-    from ._attention.forward import PLAIN
-    from ._attention.forward import Problem as AttentionProblem
-    from ._kernels import element_types
-    from ._kernels.card import Card
-    from ._products.block_products import SpgemmSimt
-    from ._products.call import Problem
-    from ._products.gemm_simt import GemmSimt, Spmv
-    from ._products.prepared import compiled_for
-
-    index = np.dtype(np.int32)
-    columns = 64
     served = []
     for dtype in DEVICE_DTYPES:
-        acc = accumulator_dtype(result_dtype(dtype, dtype))
-        names = element_types.types(dtype, dtype, dtype, acc, index)
-        entries = [kernel.entry for kernel in (Spmv, GemmSimt, SpgemmSimt)]
-        wide = np.dtype(np.int32) if dtype == np.dtype(np.int8) else dtype
-        names = element_types.types(dtype, dtype, wide, accumulator_dtype(wide), index)
-        sides = (_TENSOR_BLOCK, _TENSOR_BLOCK)
-        problem = Problem(arch, names, *sides, columns, 1, 1, 1, 1, False, "C", "C", True, True)
-        best = compiled_for(problem, Card(arch, 132)).entry
-        if best != entries[1]:
-            cast = "to int32, " if wide != dtype else ""
-            entries[1] = f"{best} ({cast}blocks of 16 n) or {entries[1]}"
-        attends, fp8 = "-", dtype == UINT8
-        if fp8 or dtype in _ATTENTION_DTYPES:
-            wide = np.dtype(np.float32) if fp8 else dtype
-            sizes = (128, 128, PLAIN, True, True, 10**6, 4096)
-            attended = AttentionProblem(arch, dtype, wide, accumulator_dtype(wide), *sizes, fp8=fp8)
-            attends = f"{choose(attended).entry}{_FP8 if fp8 else ''}"
-        served.append((dtype, dict(zip(PRODUCTS, (*entries, attends), strict=True))))
+        names = _dense_kernels(arch, dtype, 1), _dense_kernels(arch, dtype, _COLUMNS), _sparse_kernels(arch, dtype)
+        served.append((dtype, dict(zip(PRODUCTS, (*names, _attention_kernel(arch, dtype)), strict=True))))
     return _grouped("cuda", served)
+
+
+def _dense_kernels(arch: str, dtype: np.dtype[Any], columns: int) -> str:
+    """The kernels that are chosen for ``A @ B`` with small blocks and with large ones."""
+    from ._kernels import element_types
+    from ._kernels.card import Card
+    from ._products.call import Problem
+    from ._products.prepared import compiled_for
+
+    names, found = element_types.types(dtype, dtype, dtype, accumulator_dtype(dtype), np.dtype(np.int32)), []
+    for side in _SIDES:
+        rows = _ROWS // side
+        counts = (rows, rows, rows * _BLOCKS_OF_A_ROW)
+        problem = Problem(arch, names, side, side, columns, 1, *counts, False, "C", "C", True, True)
+        found.append(compiled_for(problem, Card(arch, 132)).entry)
+    return " or ".join(dict.fromkeys(found))
+
+
+def _sparse_kernels(arch: str, dtype: np.dtype[Any]) -> str:
+    """The same for ``A @ A2``."""
+    from ._products.block_products import BlockProblem, BlockProductsSm80, BlockProductsSm90, SpgemmSimt
+
+    found = []
+    for side in _SIDES:
+        problem = BlockProblem(arch, dtype, dtype, dtype, side, side, side)
+        kernels = (kernel for kernel in (BlockProductsSm90, BlockProductsSm80) if kernel.serves(problem))
+        found.append(next(kernels, SpgemmSimt).entry)
+    return " or ".join(dict.fromkeys(found))
+
+
+def _attention_kernel(arch: str, dtype: np.dtype[Any]) -> str:
+    """The kernel of attention for heads of 128 columns."""
+    from ._attention.choose import choose
+    from ._attention.forward import PLAIN, Problem
+
+    fp8 = dtype == UINT8
+    if not fp8 and dtype not in _ATTENTION_DTYPES:
+        return "-"
+    out = np.dtype(np.float32) if fp8 else dtype
+    problem = Problem(arch, dtype, out, accumulator_dtype(out), 128, 128, PLAIN, True, True, 10**6, 4096, fp8=fp8)
+    return f"{choose(problem).entry}{_FP8 if fp8 else ''}"
 
 
 def _host_kernels() -> list[dict[str, Any]]:
@@ -211,11 +221,7 @@ def _grouped(device: str, served: list[tuple[np.dtype[Any], dict[str, str]]]) ->
     rows: list[dict[str, Any]] = []
     for dtype, products in served:
         acc = accumulator_dtype(dtype)
-        row = {
-            "device": device,
-            "products": products,
-            "summed_in": str(acc) if acc != dtype else "their own dtype",
-        }
+        row = {"device": device, "products": products, "summed_in": str(acc) if acc != dtype else "their own dtype"}
         same = next((r for r in rows if {**r, "dtypes": None} == {**row, "dtypes": None}), None)
         if same is None:
             rows.append({**row, "dtypes": [str(dtype)]})

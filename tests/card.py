@@ -24,7 +24,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bsrgemm._cli.compile import DEFAULT_DTYPES, specs
-from bsrgemm._kernels import jit, sources
+from bsrgemm._kernels import jit
 
 from .code_digest import code_digest
 
@@ -93,7 +93,7 @@ def digests(listed: list[jit.KernelSpec] | None = None, root: Path | None = None
     for spec in specs((*DEFAULT_DTYPES, "uint8")) if listed is None else listed:  # bytes may be fp8
         defines = sorted(f"{name}={value}" for name, value in spec.all_defines())
         variants[spec.source, spec.entry].add(" ".join(defines))
-    codes = {source: code_digest(sources.gather(source, root)) for source in {name for name, _ in variants}}
+    codes = {source: code_digest(jit.gather(source, root)) for source in {name for name, _ in variants}}
     return {
         f"{source}:{entry}": hashlib.sha256("\n".join([codes[source], *sorted(found)]).encode()).hexdigest()[:_DIGITS]
         for (source, entry), found in sorted(variants.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from bsrgemm._kernels.sources import digest
+from bsrgemm._kernels.jit import digest
 
 _TOKEN = re.compile(
     r"""

@@ -13,8 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from bsrgemm import BlockMask
-
-from ..place import Call
+from bsrgemm._kernels.timing import Call
 
 #: The blocks that FlashAttention-4 takes on Hopper, and those of cuDNN's frontend
 _FA4_BLOCK, _CUDNN_BLOCKS = 128, (64, 128)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..place import Call
+from bsrgemm._kernels.timing import Call
+
 from .attention import as_array, block_lists, tensor
 
 

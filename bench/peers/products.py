@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from bsrgemm import bsr_array
-from bsrgemm._kernels.timing import time_gpu
+from bsrgemm._kernels.timing import Call, time_gpu
 
 from ..data import module_of
-from ..place import Call
 from .attention import tensor
 
 #: cudaDataType_t of <library_types.h>

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import cupy
 
-from .._kernels import forced_kernel
 from .._kernels.card import Card, card
 from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, contiguous
@@ -70,7 +69,7 @@ def backward(call: BackwardCall) -> Chain | None:
             x.fill(0)
         return None
     machine = card()
-    kernel = choose(problem_of(call, machine), forced_kernel.name)
+    kernel = choose(problem_of(call, machine), Kernel.forced)
     # What the kernels cannot read as it is, is copied first.
     given = call.operands
     copied = {name: contiguous(given[name]) for name in _SUMS if name in given}

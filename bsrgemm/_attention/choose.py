@@ -9,8 +9,8 @@ import cupy
 import numpy as np
 
 from .._backend.base import Backend
-from .._kernels import forced_kernel
 from .._kernels.card import Card, card, tensor_arch
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Calls, Chain, Launch
 from ..dtypes import HALF_DTYPES
 from . import longer_lines, mask_tiles
@@ -86,7 +86,7 @@ def forward(backend: Backend, call: AttentionCall) -> Launch | Chain | None:
         q, k, v = (longer_lines.readable(x) for x in (q, k, v))
         forward(backend, replace(call, q=q, k=k, v=v))
         return None
-    kernel = choose(problem, forced_kernel.name)
+    kernel = choose(problem, Kernel.forced)
     if kernel.fp8:
         call = replace(call, values=by_columns(v, None if call.bounds is None else call.bounds[1]))
     fp8 = tuple(x is None for x in call.scales) if call.fp8 else (problem.scores, call.scale, call.softcap)

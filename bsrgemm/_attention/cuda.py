@@ -7,7 +7,7 @@ from typing import Any
 import cupy
 
 from .._backend import registry
-from .._kernels import forced_kernel
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Calls, Chain, Launch
 from . import choose, decode_kernel
 from .backward import backward
@@ -34,7 +34,7 @@ class CudaAttention(AttentionEngine):
 
     @staticmethod
     def _key(key: Any) -> Any:
-        return key, forced_kernel.name, cupy.cuda.runtime.getDevice()
+        return key, Kernel.forced, cupy.cuda.runtime.getDevice()
 
     def backward(self, call: BackwardCall) -> Chain | None:
         with self.backend.recording(call):

@@ -40,27 +40,14 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A line of the report: `cases(backend, rng, dtype)` for every dtype for which `applies(backend, dtype)`."""
+    """A line of the report: `cases(trial)` for every dtype for which `applies(backend, dtype)`."""
 
     name: str
-    cases: Callable[[Backend, np.random.Generator, np.dtype[Any]], Iterable[Case]]
+    cases: Callable[[Trial], Iterable[Case]]
     applies: Callable[[Backend, np.dtype[Any]], bool] = lambda backend, dtype: True
 
 
 # -------------------------------------------------------------------------------------- data
-def _values(rng: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> HostArray:
-    """Random values: integers of the full range (sums wrap), floats of either sign, 0.5 to 2 in magnitude."""
-    if dtype == BOOL:
-        return rng.random(shape) < 0.2
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-    real = rng.uniform(0.5, 2, shape) * rng.choice([-1, 1], shape)
-    if dtype.kind == "c":
-        return (real + 1j * rng.uniform(-2, 2, shape)).astype(dtype)
-    return real.astype(dtype)
-
-
 def _wide(x: HostArray) -> HostArray:
     """The same values in a dtype whose sums are exact (integers modulo 2^64, booleans as counts) or more precise."""
     if x.dtype.kind == "c":
@@ -114,24 +101,52 @@ class Blocks(NamedTuple):
         return int(np.max(np.bincount(self.col))) * self.data.shape[1]
 
 
-def _blocks(
-    rng: np.random.Generator,
-    dtype: np.dtype[Any],
-    block: tuple[int, int],
-    grid: tuple[int, int] = (11, 7),
-    messy: bool = False,
-) -> Blocks:
-    """Random blocks with an empty and a full row; if `messy`, they are unsorted and a third of them is stored twice."""
-    kept = rng.random(grid) < 0.4
-    kept[0], kept[-1] = False, True
-    row, col = np.nonzero(kept)
-    if messy:
-        again = rng.random(len(row)) < 0.3
-        row, col = np.append(row, row[again]), np.append(col, col[again])
-        order = rng.permutation(len(row))
-        order = order[np.argsort(row[order], kind="stable")]
-        row, col = row[order], col[order]
-    return Blocks(_values(rng, dtype, (len(row), *block)), row, col, grid)
+class Trial(NamedTuple):
+    """What a check works with: where it computes, where its numbers come from, and the dtype that is checked."""
+
+    backend: Backend
+    rng: np.random.Generator
+    dtype: np.dtype[Any]
+
+    def put(self, x: HostArray) -> Any:
+        """The array where it is computed with."""
+        return self.backend.from_host(x)
+
+    def get(self, x: Any) -> HostArray:
+        """A result, on the host."""
+        return self.backend.to_host(x)
+
+    def values(self, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> HostArray:
+        """Random values: integers of the full range (sums wrap), floats of either sign, 0.5 to 2 in magnitude."""
+        rng, dtype = self.rng, dtype or self.dtype
+        if dtype == BOOL:
+            return rng.random(shape) < 0.2
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+        real = rng.uniform(0.5, 2, shape) * rng.choice([-1, 1], shape)
+        if dtype.kind == "c":
+            return (real + 1j * rng.uniform(-2, 2, shape)).astype(dtype)
+        return real.astype(dtype)
+
+    def blocks(
+        self,
+        block: tuple[int, int],
+        grid: tuple[int, int] = (11, 7),
+        messy: bool = False,
+        dtype: np.dtype[Any] | None = None,
+    ) -> Blocks:
+        """Random blocks with an empty and a full row; if `messy`, unsorted, and a third of them stored twice."""
+        kept = self.rng.random(grid) < 0.4
+        kept[0], kept[-1] = False, True
+        row, col = np.nonzero(kept)
+        if messy:
+            again = self.rng.random(len(row)) < 0.3
+            row, col = np.append(row, row[again]), np.append(col, col[again])
+            order = self.rng.permutation(len(row))
+            order = order[np.argsort(row[order], kind="stable")]
+            row, col = row[order], col[order]
+        return Blocks(self.values((len(row), *block), dtype), row, col, grid)
 
 
 def _poison(dtype: np.dtype[Any], shape: tuple[int, ...]) -> HostArray:
@@ -149,137 +164,129 @@ def _product(label: str, got: HostArray, A: Blocks, B: HostArray, dtype: np.dtyp
 _NARROW, _WIDE = ((1, 3), (5, 4)), ((3, 3), (17, 5))
 
 
-def _times_vector(
-    backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any], blocks: tuple[tuple[int, int], ...]
-) -> Iterator[Case]:
+def _times_vector(t: Trial, blocks: tuple[tuple[int, int], ...]) -> Iterator[Case]:
     for block in blocks:
-        A = _blocks(rng, dtype, block)
-        x = _values(rng, dtype, A.shape[1:])
-        yield _product(f"block {block}", backend.to_host(A.on(backend) @ backend.from_host(x)), A, x)
+        A = t.blocks(block)
+        x = t.values(A.shape[1:])
+        yield _product(f"block {block}", t.get(A.on(t.backend) @ t.put(x)), A, x)
         spread = np.repeat(x, 3)
-        strided = backend.from_host(spread)[::3]
-        yield _product(f"block {block}, every third element of x", backend.to_host(A.on(backend) @ strided), A, x)
+        strided = t.put(spread)[::3]
+        yield _product(f"block {block}, every third element of x", t.get(A.on(t.backend) @ strided), A, x)
 
 
 def _times_columns(
-    backend: Backend,
-    rng: np.random.Generator,
-    dtype: np.dtype[Any],
+    t: Trial,
     columns: tuple[int, ...],
     blocks: tuple[tuple[int, int], ...],
     messy: bool = False,
     index: type[Any] = np.int32,
 ) -> Iterator[Case]:
     for block in blocks:
-        A = _blocks(rng, dtype, block, messy=messy)
+        A = t.blocks(block, messy=messy)
         for n in columns:
-            B = _values(rng, dtype, (A.shape[1], n))
-            yield _product(
-                f"block {block}, N = {n}", backend.to_host(A.on(backend, index) @ backend.from_host(B)), A, B
-            )
+            B = t.values((A.shape[1], n))
+            yield _product(f"block {block}, N = {n}", t.get(A.on(t.backend, index) @ t.put(B)), A, B)
 
 
-def _strided(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, dtype, (5, 3))
+def _strided(t: Trial) -> Iterator[Case]:
+    A = t.blocks((5, 3))
     rows, columns = slice(None, None, 2), slice(None, None, -3)
-    full = _values(rng, dtype, (2 * A.shape[1], 3 * 19))
-    got = A.on(backend) @ backend.from_host(full)[rows, columns]
-    yield _product("rows 2 apart, columns -3 apart", backend.to_host(got), A, full[rows, columns])
+    full = t.values((2 * A.shape[1], 3 * 19))
+    got = A.on(t.backend) @ t.put(full)[rows, columns]
+    yield _product("rows 2 apart, columns -3 apart", t.get(got), A, full[rows, columns])
     B = np.ascontiguousarray(full[rows, columns])
-    memory = _poison(dtype, (2 * A.shape[0], 3 * 19))
-    target = backend.from_host(memory)
-    matmul(A.on(backend), backend.from_host(B), out=target[rows, columns])
-    got = backend.to_host(target)
+    memory = _poison(t.dtype, (2 * A.shape[0], 3 * 19))
+    target = t.put(memory)
+    matmul(A.on(t.backend), t.put(B), out=target[rows, columns])
+    got = t.get(target)
     yield _product("out: rows 2 apart, columns -3 apart", got[rows, columns], A, B)
     got[rows, columns] = memory[rows, columns]
     yield Case("out: what lies between", got, memory)
 
 
-def _column_major(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, dtype, (4, 6))
-    B = _values(rng, dtype, (A.shape[1], 21))
-    by_columns = backend.from_host(np.ascontiguousarray(B.T)).T
-    yield _product("B", backend.to_host(A.on(backend) @ by_columns), A, B)
-    out = backend.from_host(_poison(dtype, (21, A.shape[0]))).T
-    matmul(A.on(backend), by_columns, out=out)
-    yield _product("B and out", backend.to_host(out), A, B)
+def _column_major(t: Trial) -> Iterator[Case]:
+    A = t.blocks((4, 6))
+    B = t.values((A.shape[1], 21))
+    by_columns = t.put(np.ascontiguousarray(B.T)).T
+    yield _product("B", t.get(A.on(t.backend) @ by_columns), A, B)
+    out = t.put(_poison(t.dtype, (21, A.shape[0]))).T
+    matmul(A.on(t.backend), by_columns, out=out)
+    yield _product("B and out", t.get(out), A, B)
 
 
-def _from_the_left(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, dtype, (3, 5))
+def _from_the_left(t: Trial) -> Iterator[Case]:
+    A = t.blocks((3, 5))
     for shape in ((A.shape[0],), (23, A.shape[0])):
-        B = _values(rng, dtype, shape)
+        B = t.values(shape)
         want, size = _wide(B) @ A.dense(), _size(B) @ A.dense_size()
-        got = backend.to_host(backend.from_host(B) @ A.on(backend))
+        got = t.get(t.put(B) @ A.on(t.backend))
         yield Case(f"{len(shape)}-D", got, want, size, A.column_terms())
 
 
-def _transposed(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, dtype, (6, 3), messy=True)
+def _transposed(t: Trial) -> Iterator[Case]:
+    A = t.blocks((6, 3), messy=True)
     for shape in ((A.shape[0],), (A.shape[0], 20)):
-        B = _values(rng, dtype, shape)
+        B = t.values(shape)
         want, size = A.dense().T @ _wide(B), A.dense_size().T @ _size(B)
-        got = backend.to_host(A.on(backend).T @ backend.from_host(B))
+        got = t.get(A.on(t.backend).T @ t.put(B))
         yield Case(f"{len(shape)}-D", got, want, size, A.column_terms())
 
 
-def _tensor_blocks(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _tensor_blocks(t: Trial) -> Iterator[Case]:
     """Products with blocks that suit the tensor cores: plain, transposed and in batches."""
     for block in ((16, 16), (32, 32), (48, 80), (64, 16), (64, 64), (128, 48)):
-        A = _blocks(rng, dtype, block, (7, 5))
-        a = A.on(backend)
-        B = _values(rng, dtype, (A.shape[1], 72))
-        yield _product(f"block {block}", backend.to_host(a @ backend.from_host(B)), A, B)
-        X = _values(rng, dtype, (A.shape[0], 72))
+        A = t.blocks(block, (7, 5))
+        a = A.on(t.backend)
+        B = t.values((A.shape[1], 72))
+        yield _product(f"block {block}", t.get(a @ t.put(B)), A, B)
+        X = t.values((A.shape[0], 72))
         want, size = A.dense().T @ _wide(X), A.dense_size().T @ _size(X)
-        yield Case(f"block {block}, A.T", backend.to_host(a.T @ backend.from_host(X)), want, size, A.column_terms())
-        got = backend.to_host(a @ backend.from_host(np.stack([B, -B])))
+        yield Case(f"block {block}, A.T", t.get(a.T @ t.put(X)), want, size, A.column_terms())
+        got = t.get(a @ t.put(np.stack([B, -B])))
         yield _product(f"block {block}, batch", got[1], A, -B)
 
 
-def _as_tf32(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _as_tf32(t: Trial) -> Iterator[Case]:
     for block in ((32, 32), (64, 40)):
-        A = _blocks(rng, dtype, block)
-        B = _values(rng, dtype, (A.shape[1], 40))
-        for label, b in (("rows", backend.from_host(B)), ("columns", backend.from_host(np.ascontiguousarray(B.T)).T)):
-            case = _product(
-                f"block {block}, B by {label}", backend.to_host(matmul(A.on(backend), b, precision="tf32")), A, B
-            )
+        A = t.blocks(block)
+        B = t.values((A.shape[1], 40))
+        for label, b in (("rows", t.put(B)), ("columns", t.put(np.ascontiguousarray(B.T)).T)):
+            case = _product(f"block {block}, B by {label}", t.get(matmul(A.on(t.backend), b, precision="tf32")), A, B)
             # The two factors are rounded to 11 bits instead of 24.
             yield case._replace(terms=case.terms + 2**14)
 
 
-def _as_fp8(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _as_fp8(t: Trial) -> Iterator[Case]:
     float32 = np.dtype(np.float32)
     for block in ((16, 16), (64, 32), (128, 128)):
-        A = _blocks(rng, float32, block)
-        B = _values(rng, float32, (A.shape[1], 48)).astype(FLOAT8)
+        A = t.blocks(block, dtype=float32)
+        B = t.values((A.shape[1], 48), float32).astype(FLOAT8)
         rounded = A._replace(data=A.data.astype(FLOAT8))
         bytes_ = rounded._replace(data=rounded.data.view(np.uint8))
         exact = rounded._replace(data=rounded.data.astype(np.float32))
-        got = matmul(bytes_.on(backend), backend.from_host(B.view(np.uint8)), scale_a=2.0, scale_b=0.25)
-        case = _product(f"block {block}", backend.to_host(got) * 2, exact, B.astype(np.float32), float32)
+        got = matmul(bytes_.on(t.backend), t.put(B.view(np.uint8)), scale_a=2.0, scale_b=0.25)
+        case = _product(f"block {block}", t.get(got) * 2, exact, B.astype(np.float32), float32)
         # Hopper's tensor cores keep about 13 bits of each fp8 product.
         yield case._replace(terms=case.terms + 2**13)
 
 
-def _factors(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    alpha, beta = {"c": (0.5 - 2j, 1 + 1j), "i": (3, -2), "u": (3, 2), "b": (1, 1)}.get(dtype.kind, (-0.5, 3))
+def _factors(t: Trial) -> Iterator[Case]:
+    alpha, beta = {"c": (0.5 - 2j, 1 + 1j), "i": (3, -2), "u": (3, 2), "b": (1, 1)}.get(t.dtype.kind, (-0.5, 3))
     for columns in ((), (9,), (70,)):
-        A = _blocks(rng, dtype, (4, 4))
-        B, C = (_values(rng, dtype, (n, *columns)) for n in (A.shape[1], A.shape[0]))
-        a, b = A.on(backend), backend.from_host(B)
-        out = backend.from_host(C)
+        A = t.blocks((4, 4))
+        B, C = (t.values((n, *columns)) for n in (A.shape[1], A.shape[0]))
+        a, b = A.on(t.backend), t.put(B)
+        out = t.put(C)
         matmul(a, b, out=out, alpha=alpha, beta=beta)
         product, size = A.dense() @ _wide(B), A.dense_size() @ _size(B)
         modulo = product.dtype.kind == "u"  # uint64, which NumPy cannot multiply by a negative factor
         product, old = (x.astype(np.int64) if modulo else x for x in (product, _wide(C)))
         want, size = alpha * product + beta * old, abs(alpha) * size + abs(beta) * _size(C)
         label = f"N = {(*columns, 1)[0]}"
-        yield Case(label, backend.to_host(out), want, size, A.row_terms() + 3)
-        out = backend.from_host(_poison(dtype, C.shape))
+        yield Case(label, t.get(out), want, size, A.row_terms() + 3)
+        out = t.put(_poison(t.dtype, C.shape))
         matmul(a, b, out=out)
-        yield _product(f"{label}, out not read", backend.to_host(out), A, B)
+        yield _product(f"{label}, out not read", t.get(out), A, B)
 
 
 _WIDER = {
@@ -291,135 +298,135 @@ _WIDER = {
 }
 
 
-def _wider_result(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    wider = np.dtype(_WIDER[str(dtype)])
+def _wider_result(t: Trial) -> Iterator[Case]:
+    wider = np.dtype(_WIDER[str(t.dtype)])
     for columns in (1, 12):
-        A = _blocks(rng, dtype, (4, 2))
-        B = _values(rng, dtype, (A.shape[1], columns))
-        got = backend.to_host(matmul(A.on(backend), backend.from_host(B), out_dtype=wider))
+        A = t.blocks((4, 2))
+        B = t.values((A.shape[1], columns))
+        got = t.get(matmul(A.on(t.backend), t.put(B), out_dtype=wider))
         yield _product(f"{wider}, N = {columns}", got, A, B, wider)
 
 
-def _mixed(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, np.dtype(np.int8), (2, 3))
-    B = _values(rng, dtype, (A.shape[1], 6))
+def _mixed(t: Trial) -> Iterator[Case]:
+    A = t.blocks((2, 3), dtype=np.dtype(np.int8))
+    B = t.values((A.shape[1], 6))
     exact = A._replace(data=A.data.astype(np.float64))
-    result = result_dtype(A.data.dtype, dtype)
-    yield _product(f"{result}", backend.to_host(A.on(backend) @ backend.from_host(B)), exact, B, result)
+    result = result_dtype(A.data.dtype, t.dtype)
+    yield _product(f"{result}", t.get(A.on(t.backend) @ t.put(B)), exact, B, result)
 
 
-def _repeated(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A = _blocks(rng, dtype, (8, 8), grid=(40, 30)).on(backend)
+def _repeated(t: Trial) -> Iterator[Case]:
+    A = t.blocks((8, 8), grid=(40, 30)).on(t.backend)
     for columns in (1, 33):
-        B = backend.from_host(_values(rng, dtype, (A.shape[1], columns)))
-        first, second = (backend.to_host(A @ B) for _ in range(2))
+        B = t.put(t.values((A.shape[1], columns)))
+        first, second = (t.get(A @ B) for _ in range(2))
         yield Case(f"N = {columns}", first, second)
 
 
 # ------------------------------------------------------------------------------ sparse results
-def _sparse_product(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _sparse_product(t: Trial) -> Iterator[Case]:
     # Result blocks have 1 to 256 elements: spgemm_simt uses 1 to 128 threads for each.
     for R, K, C in ((1, 1, 1), (1, 2, 2), (2, 3, 2), (2, 2, 3), (3, 3, 3), (5, 5, 5), (6, 7, 8), (16, 3, 16)):
-        A = _blocks(rng, dtype, (R, K), messy=R == 3)
-        B = _blocks(rng, dtype, (K, C), grid=(A.grid[1], 6))
-        got = (A.on(backend) @ B.on(backend)).toarray()
+        A = t.blocks((R, K), messy=R == 3)
+        B = t.blocks((K, C), grid=(A.grid[1], 6))
+        got = (A.on(t.backend) @ B.on(t.backend)).toarray()
         want, size = A.dense() @ B.dense(), A.dense_size() @ B.dense_size()
-        yield Case(f"blocks ({R}, {K}) and ({K}, {C})", backend.to_host(got), want, size, A.row_terms())
+        yield Case(f"blocks ({R}, {K}) and ({K}, {C})", t.get(got), want, size, A.row_terms())
 
 
-def _sparse_sum(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    A, B = _blocks(rng, dtype, (4, 3)), _blocks(rng, dtype, (4, 3))
-    got = (A.on(backend) + B.on(backend)).toarray()
-    yield Case("same blocks", backend.to_host(got), A.dense() + B.dense(), A.dense_size() + B.dense_size(), 2)
+def _sparse_sum(t: Trial) -> Iterator[Case]:
+    A, B = t.blocks((4, 3)), t.blocks((4, 3))
+    got = (A.on(t.backend) + B.on(t.backend)).toarray()
+    yield Case("same blocks", t.get(got), A.dense() + B.dense(), A.dense_size() + B.dense_size(), 2)
 
 
-def _transpose(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _transpose(t: Trial) -> Iterator[Case]:
     for block in ((1, 1), (5, 3)):
-        A = _blocks(rng, dtype, block)
-        yield Case(f"block {block}", backend.to_host(A.on(backend).T.toarray()), A.dense().T)
+        A = t.blocks(block)
+        yield Case(f"block {block}", t.get(A.on(t.backend).T.toarray()), A.dense().T)
 
 
-def _order(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    blocks = _blocks(rng, dtype, (3, 2), messy=True)
-    A, index = blocks.on(backend), np.dtype(np.int32)
+def _order(t: Trial) -> Iterator[Case]:
+    blocks = t.blocks((3, 2), messy=True)
+    A, index = blocks.on(t.backend), np.dtype(np.int32)
     A.sort_indices()
     order = np.lexsort((blocks.col, blocks.row))
-    yield Case("columns sorted", backend.to_host(A.indices), blocks.col[order], dtype=index)
-    yield Case("blocks sorted", backend.to_host(A.data), blocks.data[order])
+    yield Case("columns sorted", t.get(A.indices), blocks.col[order], dtype=index)
+    yield Case("blocks sorted", t.get(A.data), blocks.data[order])
     A.sum_duplicates()
     once = np.unique(blocks.row * blocks.grid[1] + blocks.col) % blocks.grid[1]
-    yield Case("columns once", backend.to_host(A.indices), once, dtype=index)
-    yield Case("blocks added", backend.to_host(A.toarray()), blocks.dense(), blocks.dense_size(), 2)
+    yield Case("columns once", t.get(A.indices), once, dtype=index)
+    yield Case("blocks added", t.get(A.toarray()), blocks.dense(), blocks.dense_size(), 2)
 
 
-def _through_csr(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _through_csr(t: Trial) -> Iterator[Case]:
     for block in ((1, 1), (2, 2), (4, 3)):
-        A = _blocks(rng, dtype, block)
+        A = t.blocks(block)
         X = A.dense()
-        X = (X != 0) if dtype == BOOL else X.astype(dtype)
+        X = (X != 0) if t.dtype == BOOL else X.astype(t.dtype)
         row, col = np.nonzero(X)
         indptr = np.searchsorted(row, np.arange(X.shape[0] + 1)).astype(np.int32)
-        arrays = tuple(backend.from_host(a) for a in (X[row, col], col.astype(np.int32), indptr))
-        S = backend.sparse.csr_matrix(arrays, shape=X.shape)
-        B = leaf(backend, True)(S, blocksize=block)
-        yield Case(f"csr -> bsr, block {block}", backend.to_host(B.toarray()), X)
+        arrays = tuple(t.put(a) for a in (X[row, col], col.astype(np.int32), indptr))
+        S = t.backend.sparse.csr_matrix(arrays, shape=X.shape)
+        B = leaf(t.backend, True)(S, blocksize=block)
+        yield Case(f"csr -> bsr, block {block}", t.get(B.toarray()), X)
         C = B.tocsr()
-        values, columns, indptr = (backend.to_host(a) for a in (C.data, C.indices, C.indptr))
+        values, columns, indptr = (t.get(a) for a in (C.data, C.indices, C.indptr))
         Y = np.zeros_like(X)
         Y[np.repeat(np.arange(X.shape[0]), np.diff(indptr)), columns] = values
         yield Case(f"bsr -> csr, block {block}", Y, X)
 
 
-def _through_coo(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _through_coo(t: Trial) -> Iterator[Case]:
     shape, block = (33, 35), (3, 5)
-    row, col = (rng.integers(0, side, 200) for side in shape)  # some positions occur twice or more
-    values = _values(rng, dtype, (200,))
-    arrays = tuple(backend.from_host(a) for a in (values, row, col))
-    A = leaf(backend, True)((arrays[0], arrays[1:]), shape=shape, blocksize=block)
+    row, col = (t.rng.integers(0, side, 200) for side in shape)  # some positions occur twice or more
+    values = t.values((200,))
+    arrays = tuple(t.put(a) for a in (values, row, col))
+    A = leaf(t.backend, True)((arrays[0], arrays[1:]), shape=shape, blocksize=block)
     want, size = np.zeros(shape, _wide(values).dtype), np.zeros(shape)
     np.add.at(want, (row, col), _wide(values))
     np.add.at(size, (row, col), _size(values))
     terms = int(np.max(np.bincount(row * shape[1] + col)))
-    yield Case("elements added up", backend.to_host(A.toarray()), want, size, terms)
+    yield Case("elements added up", t.get(A.toarray()), want, size, terms)
 
 
-def _through_dense(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
-    X = _values(rng, dtype, (24, 36)) * (rng.random((24, 36)) < 0.1)
-    X = X.astype(dtype)
-    A = leaf(backend, True)(backend.from_host(X), blocksize=(4, 3))
-    yield Case("blocks (4, 3)", backend.to_host(A.toarray()), X)
-    yield Case("blocks (6, 9)", backend.to_host(A.tobsr((6, 9)).toarray()), X)
+def _through_dense(t: Trial) -> Iterator[Case]:
+    X = t.values((24, 36)) * (t.rng.random((24, 36)) < 0.1)
+    X = X.astype(t.dtype)
+    A = leaf(t.backend, True)(t.put(X), blocksize=(4, 3))
+    yield Case("blocks (4, 3)", t.get(A.toarray()), X)
+    yield Case("blocks (6, 9)", t.get(A.tobsr((6, 9)).toarray()), X)
 
 
 # ------------------------------------------------------------------------------- segments, rows
-def _segments(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any], op: str) -> Iterator[Case]:
+def _segments(t: Trial, op: str) -> Iterator[Case]:
     # Short segments of narrow and wide rows use one thread for an element, long ones one warp.
     for average, shape in ((3, ()), (3, (3, 3)), (3, (5, 9)), (70, (2,))):
-        starts, entries = np.unique(np.append(0, rng.integers(1, 20 * average, 19))), 20 * average
-        values = _values(rng, dtype, (entries + 5, *shape))
-        if op != "add" and (is_float(dtype) or dtype.kind == "c"):
-            values[rng.random(values.shape) < 0.05] = np.nan
-        order = rng.permutation(len(values))[:entries]
-        got = backend.segment_reduce(op, *(backend.from_host(a) for a in (values, order, starts)))
+        starts, entries = np.unique(np.append(0, t.rng.integers(1, 20 * average, 19))), 20 * average
+        values = t.values((entries + 5, *shape))
+        if op != "add" and (is_float(t.dtype) or t.dtype.kind == "c"):
+            values[t.rng.random(values.shape) < 0.05] = np.nan
+        order = t.rng.permutation(len(values))[:entries]
+        got = t.backend.segment_reduce(op, *(t.put(a) for a in (values, order, starts)))
         label = f"{len(starts)} segments of {entries} rows of {shape}"
-        wide = (_wide(values) if op == "add" or dtype == BFLOAT16 else values)[order]
+        wide = (_wide(values) if op == "add" or t.dtype == BFLOAT16 else values)[order]
         want = getattr(np, op).reduceat(wide, starts, axis=0)
         size = np.add.reduceat(_size(values)[order], starts, axis=0) if op == "add" else None
-        yield Case(label, backend.to_host(got), want, size, int(np.diff(starts, append=entries).max()))
+        yield Case(label, t.get(got), want, size, int(np.diff(starts, append=entries).max()))
 
 
-def _expand(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _expand(t: Trial) -> Iterator[Case]:
     for rows, most in ((1, 9), (1000, 4), (7, 5000)):
-        counts = rng.integers(0, most, rows)
-        indptr = np.append(0, np.cumsum(counts)).astype(dtype)
-        got = backend.expand(backend.from_host(indptr), int(indptr[-1]))
-        yield Case(f"{rows} rows", backend.to_host(got), np.repeat(np.arange(rows), counts))
+        counts = t.rng.integers(0, most, rows)
+        indptr = np.append(0, np.cumsum(counts)).astype(t.dtype)
+        got = t.backend.expand(t.put(indptr), int(indptr[-1]))
+        yield Case(f"{rows} rows", t.get(got), np.repeat(np.arange(rows), counts))
 
 
-def _inner_product(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _inner_product(t: Trial) -> Iterator[Case]:
     for n in (1, 1000, 50_001):
-        u, v = _values(rng, dtype, (n,)), _values(rng, dtype, (n,))
-        got = np.asarray(backend.to_host(backend.inner_product(backend.from_host(u), backend.from_host(v))))
+        u, v = t.values((n,)), t.values((n,))
+        got = np.asarray(t.get(t.backend.inner_product(t.put(u), t.put(v))))
         yield Case(f"{n} elements", got, np.asarray(np.vdot(_wide(u), _wide(v))), _size(u) @ _size(v), terms=n)
 
 
@@ -433,57 +440,57 @@ def _softmax(q: HostArray, k: HostArray, v: HostArray, seen: HostArray) -> tuple
     return weights @ v, weights @ abs(v)
 
 
-def _attention(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _attention(t: Trial) -> Iterator[Case]:
     S_q, S_k = 150, 200
     place, key = np.arange(S_q)[:, None] + S_k - S_q, np.arange(S_k)
-    blocks = BlockMask.random(S_q, S_k, per_row=2, block=32, device=backend.name)
+    blocks = BlockMask.random(S_q, S_k, per_row=2, block=32, device=t.backend.name)
     kinds: dict[str, tuple[HostArray, dict[str, Any]]] = {
         "full": (key >= 0, {}),
         "causal": (key <= place, {"causal": True}),
         "window": ((key >= place - 20) & (key <= place + 3), {"window": (20, 3)}),
-        "mask": (backend.to_host(backend.xp.asarray(blocks.to_dense())), {"mask": blocks}),
+        "mask": (t.get(t.backend.xp.asarray(blocks.to_dense())), {"mask": blocks}),
     }
     for D in (64, 128, 36):
-        q = (_values(rng, dtype, (2, 4, S_q, D)) / 8).astype(dtype)
-        k, v = (_values(rng, dtype, (2, 2, S_k, D)) for _ in range(2))
-        there = [backend.from_host(x) for x in (q, k, v)]
+        q = (t.values((2, 4, S_q, D)) / 8).astype(t.dtype)
+        k, v = (t.values((2, 2, S_k, D)) for _ in range(2))
+        there = [t.put(x) for x in (q, k, v)]
         for label, (seen, options) in kinds.items():
             want, size = _softmax(q, k, v, seen)
-            got = backend.to_host(attention(*there, **options))
+            got = t.get(attention(*there, **options))
             yield Case(f"{label}, heads of {D}", got, want, size, terms=8 * S_k)
 
 
-def _attention_fp8(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _attention_fp8(t: Trial) -> Iterator[Case]:
     S_q, S_k = 150, 200
     float32 = np.dtype(np.float32)
     place, key = np.arange(S_q)[:, None] + S_k - S_q, np.arange(S_k)
     # Tensor cores round weights to 3 bits of mantissa, an error of at most 1/17, and keep about 13 bits of scores and
     # sums.
-    terms = 8 * S_k + (2**20 if backend.name == "cuda" else 0)
+    terms = 8 * S_k + (2**20 if t.backend.name == "cuda" else 0)
     for D in (64, 128, 36):
-        q, k, v = (_values(rng, float32, (2, h, S, D)) for h, S in ((4, S_q), (2, S_k), (2, S_k)))
+        q, k, v = (t.values((2, h, S, D), float32) for h, S in ((4, S_q), (2, S_k), (2, S_k)))
         q = q / 8
         coded = [x.astype(FLOAT8) for x in (q, k, v)]
-        scales = [rng.uniform(0.5, 2, x.shape[:2]).astype(np.float32) for x in (q, k, v)]
+        scales = [t.rng.uniform(0.5, 2, x.shape[:2]).astype(np.float32) for x in (q, k, v)]
         wide = [_wide(x.astype(np.float32)) * s[:, :, None, None] for x, s in zip(coded, scales, strict=True)]
-        there = [backend.from_host(x.view(np.uint8)) for x in coded]
-        given: dict[str, Any] = {f"{name}_scale": backend.from_host(s) for name, s in zip("qkv", scales, strict=True)}
+        there = [t.put(x.view(np.uint8)) for x in coded]
+        given: dict[str, Any] = {f"{name}_scale": t.put(s) for name, s in zip("qkv", scales, strict=True)}
         for label, seen in (("full", key >= 0), ("causal", key <= place)):
             want, size = _softmax(wide[0], wide[1], wide[2], seen)
-            got = backend.to_host(attention(there[0], there[1], there[2], causal=label == "causal", **given))
+            got = t.get(attention(there[0], there[1], there[2], causal=label == "causal", **given))
             yield Case(f"{label}, heads of {D}", got, want, size, terms, float32)
 
 
-def _decode(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> Iterator[Case]:
+def _decode(t: Trial) -> Iterator[Case]:
     for page in (None, 16):
         lengths = (300, 17)
-        cache = KVCache(2, 2, 320, 64, dtype=dtype, page=page, device=backend.name)
-        q = (_values(rng, dtype, (2, 8, 1, 64)) / 8).astype(dtype)
-        k, v = (_values(rng, dtype, (2, 2, max(lengths), 64)) for _ in range(2))
-        cache.append(backend.from_host(k), backend.from_host(v), lengths)
+        cache = KVCache(2, 2, 320, 64, dtype=t.dtype, page=page, device=t.backend.name)
+        q = (t.values((2, 8, 1, 64)) / 8).astype(t.dtype)
+        k, v = (t.values((2, 2, max(lengths), 64)) for _ in range(2))
+        cache.append(t.put(k), t.put(v), lengths)
         seen = (np.arange(max(lengths)) < np.array(lengths)[:, None])[:, None, None]
         want, size = _softmax(q, k, v, seen)
-        got = backend.to_host(attention_decode(backend.from_host(q), cache))
+        got = t.get(attention_decode(t.put(q), cache))
         yield Case(f"pages of {page}", got, want, size, terms=8 * max(lengths))
 
 

@@ -21,7 +21,7 @@ from .._backend.base import Backend
 from .._backend.registry import cuda, host
 from .._environment import cuda_problem
 from ..dtypes import BFLOAT16, BOOL, accumulator_dtype, is_float
-from .checks import CHECKS, Case, Check
+from .checks import CHECKS, Case, Check, Trial
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _outcome(check: Check, backend: Backend, dtype: np.dtype[Any], seed: int) ->
     outcomes = []
     try:
         with np.errstate(all="ignore"):
-            for case in check.cases(backend, rng, dtype):
+            for case in check.cases(Trial(backend, rng, dtype)):
                 outcomes.append(fill(*_error_and_bound(case, dtype), case.label))
                 if not outcomes[-1].ok:
                     return outcomes[-1]

@@ -1,7 +1,8 @@
 """Build kernels from their descriptions: gather the sources, hash them, compile with NVRTC, cache on disk, load.
 
-A launch calls `load`. `build` and `compile_cubin` need no GPU. CuPy is imported only when something is compiled or
-loaded.
+A source includes headers as `#include "name.cuh"`, with names relative to the top of the folder cuda; nothing from
+outside that folder is gathered. A launch calls `load`. `build` and `compile_cubin` need no GPU. CuPy is imported only
+when something is compiled or loaded.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from . import disk_cache
 from .overlapping import OverlappingKernel, can_overlap
-from .sources import cuda_root, digest, gather
 from .structs import Struct
 
 #: How to get CuPy and NVRTC, from the published package and from a checkout.
 INSTALL = 'pip install "bsrgemm[cuda12]" or "bsrgemm[cuda13]", in a checkout pip install ".[cuda12]" or ".[cuda13]"'
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _NEWER = "install a newer one (pip install -U nvidia-cuda-nvrtc-cu12, or bsrgemm[cuda13])"
 
 #: A part of every cache key. Raise it when the meaning of a cache entry changes.
@@ -87,6 +90,50 @@ class BuildReport:
     stored: bool
     log: str = ""
     seconds: float = 0.0
+
+
+def cuda_root() -> Path:
+    """Return the folder of the CUDA sources: it is inside the package in a wheel, and next to it in a checkout."""
+    candidates = (_PACKAGE / "cuda", _PACKAGE.parent / "cuda")
+    for folder in candidates:
+        # NVIDIA's Python packages install a folder `cuda` next to this package; that folder holds no .cu file.
+        if any(folder.glob("*.cu")):
+            return folder
+    raise FileNotFoundError(
+        f"the CUDA sources of bsrgemm are neither in {candidates[0]} (an installed wheel) "
+        f"nor in {candidates[1]} (a checkout); reinstall bsrgemm"
+    )
+
+
+def gather(source: str, root: Path | None = None) -> dict[str, str]:
+    """Return the text of `source` and, recursively, of every header it includes, by name, with `source` first."""
+    root = cuda_root() if root is None else root
+    texts: dict[str, str] = {}
+    pending = [(source, "")]
+    while pending:
+        name, includer = pending.pop()
+        if name in texts:
+            continue
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"source {name!r}{includer}: expected a name relative to, and inside, {root}")
+        try:
+            texts[name] = (root / path).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"CUDA source {name!r}{includer} is not in {root}") from error
+        included = _INCLUDE.findall(_COMMENT.sub("", texts[name]))
+        pending += [(header, f" (included by {name!r})") for header in reversed(included)]
+    return texts
+
+
+def digest(texts: Mapping[str, str]) -> str:
+    """Return the SHA-256 digest of names and texts. Any edit changes it."""
+    sha = hashlib.sha256()
+    for name in sorted(texts):
+        for part in (name.encode(), texts[name].encode()):
+            sha.update(len(part).to_bytes(8, "little"))
+            sha.update(part)
+    return sha.hexdigest()
 
 
 def target(compute_capability: str | int, archs: Iterable[int] | None = None) -> str:
@@ -228,7 +275,8 @@ def compile_cubin(spec: KernelSpec, arch: str, *, root: Path | None = None) -> C
 
 def options(spec: KernelSpec, arch: str) -> tuple[str, ...]:
     """Return NVRTC's options for `spec`; `-v` puts registers, shared memory and spills into the log."""
-    return ("-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *_define_options(spec))
+    defines = (f"-D{name}={value}" for name, value in spec.all_defines())
+    return ("-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *defines)
 
 
 def nvrtc_version() -> str:
@@ -304,10 +352,6 @@ def _whole(cubin: bytes) -> bytes:
 def _cache_key(spec: KernelSpec, arch: str, texts: Mapping[str, str]) -> str:
     parts = (_CACHE_FORMAT, digest(texts), spec.source, spec.entry, options(spec, arch), nvrtc_version())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _define_options(spec: KernelSpec) -> tuple[str, ...]:
-    return tuple(f"-D{name}={value}" for name, value in spec.all_defines())
 
 
 def _failure(spec: KernelSpec, arch: str, root: Path, reason: str) -> str:

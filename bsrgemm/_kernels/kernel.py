@@ -7,6 +7,7 @@ is in `derived` if it is a macro too.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, field, fields
 from enum import Enum
@@ -38,6 +39,8 @@ class Kernel:
 
     source: ClassVar[str] = ""
     entry: Any = ""
+    #: the name of the class that `force_kernel` has selected, such as "GemmSm80"; None lets the rules choose
+    forced: ClassVar[str | None] = None
     needs: ClassVar[str] = "sm_75"
     derived: ClassVar[tuple[str, ...]] = ()
     argument: ClassVar[Any] = ()
@@ -143,3 +146,16 @@ def _literal(value: Any) -> str | int:
     if isinstance(value, Enum):
         return list(type(value)).index(value)
     return int(value) if isinstance(value, int) else str(value)
+
+
+@contextlib.contextmanager
+def force_kernel(name: str) -> Iterator[None]:
+    """Within this context, products and attention use the kernel of this class ("GemmSm80", ...) or raise ValueError.
+
+    It is for tests and benchmarks.
+    """
+    before, Kernel.forced = Kernel.forced, name
+    try:
+        yield
+    finally:
+        Kernel.forced = before

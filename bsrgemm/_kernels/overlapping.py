@@ -11,10 +11,11 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from . import driver
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _PROGRAMMATIC = 6
@@ -116,9 +117,7 @@ class OverlappingKernel:
             launch = self._prepare(key)
         held = [_in_host_memory(x) for x in args]
         addresses = (ctypes.c_void_p * len(held))(*(address for address, _ in held))
-        status = _driver()(launch[0], launch[1], addresses, None)
-        if status:
-            raise cupy.cuda.driver.CUDADriverError(status)
+        driver.launch(launch[0], launch[1], addresses)
 
     def _prepare(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a launch of this shape without its arguments. It is kept, and nobody modifies it."""
@@ -141,11 +140,3 @@ def _in_host_memory(argument: Any) -> tuple[int, Any]:
         argument = np.uint64(argument.data.ptr)
     value = np.ascontiguousarray(argument)
     return value.ctypes.data, value
-
-
-@lru_cache(maxsize=1)
-def _driver() -> Any:
-    """Return cuLaunchKernelEx of the driver."""
-    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    function.restype = ctypes.c_int
-    return function

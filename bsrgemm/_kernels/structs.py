@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -162,10 +161,6 @@ class Patch:
     def write(self, packed: bytearray | memoryview, *values: Any) -> None:
         """Write the values of the fields into the bytes of a struct; a complex number counts as two values."""
         self.layout.pack_into(packed, self.at, *values)
-
-    def into(self, packed: bytearray | memoryview) -> Callable[..., None]:
-        """Return a function that writes the values of the fields into the bytes of one struct."""
-        return partial(self.layout.pack_into, packed, self.at)
 
 
 @cache

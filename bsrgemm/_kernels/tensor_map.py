@@ -1,18 +1,18 @@
 """Tensor maps, which tell TMA, the copy engine of sm_90 and newer cards, how a tensor lies in global memory.
 
-`encode` makes a tensor map on the host. A kernel takes it by value, as `const __grid_constant__ TensorMap map` with
-`struct alignas(64) TensorMap { unsigned long long opaque[16]; };`.
+A kernel takes a map by value, as a member of its argument that is aligned to 64 bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+
+from . import driver
+from .structs import TENSOR_MAP_BYTES
 
 #: Name -> (CUtensorMapDataType, bytes per element).
 DTYPES = {
@@ -28,37 +28,27 @@ SWIZZLES = {"none": (0, None), "32B": (1, 32), "64B": (2, 64), "128B": (3, 128)}
 #: Name -> CUtensorMapL2promotion.
 L2_PROMOTIONS = {"none": 0, "64B": 1, "128B": 2, "256B": 3}
 
-_MAP_DTYPE = np.dtype([("opaque", "<u8", (16,))])
 _ALIGNMENT = 64
 _MAX_BOX = 256
 _MAX_DIM = 2**32
 _MAX_STRIDE = 2**40
 
 
-def encode(
-    pointer: int,
-    dtype_name: str,
-    dims: Sequence[int],
-    strides_bytes: Sequence[int],
-    box: Sequence[int],
-    *,
-    swizzle: str = "none",
-    l2: str = "256B",
-) -> np.ndarray[Any, Any]:
-    """Return the tensor map of a tensor of `dims` elements that is copied in tiles of `box` elements.
+class Layout:
+    """A tensor map without an address: its arguments are checked and converted once. The fastest dimension comes first.
 
-    The fastest dimension comes first.
+    Maps are not kept here: operands that come again find their whole launch. Reads outside the tensor give zeros. A
+    tile must start at a multiple of 16 bytes along the first dimension; negative multiples are allowed. Any other start
+    makes the kernel fail with an illegal instruction (observed on an H200).
 
     Parameters
     ----------
-    pointer : int
-        Address in device memory. It must be a multiple of 16 bytes.
     dtype_name : str
         Element type, a key of `DTYPES`.
-    dims, box : sequence of int
+    dims, box : tuple of int
         Extents of the tensor and of one tile, in elements. There are 1 to 5 dimensions; a tile has at most 256
         elements along each.
-    strides_bytes : sequence of int
+    strides_bytes : tuple of int
         Distance in bytes between neighbours along every dimension except the first, which is contiguous. Each is a
         multiple of 16.
     swizzle : {"none", "32B", "64B", "128B"}
@@ -66,37 +56,12 @@ def encode(
     l2 : {"none", "64B", "128B", "256B"}
         Number of bytes that the L2 cache fetches at once.
 
-    Returns
-    -------
-    numpy.ndarray
-        A read-only array of one element of 128 bytes, aligned to 64 bytes. Reads outside the tensor give zeros.
-
     Raises
     ------
     ValueError
-        If an argument breaks one of the limits above.
+        If an argument, or later an address, breaks one of these limits.
     RuntimeError
-        If the driver has no tensor maps or refuses this one.
-
-    Notes
-    -----
-    A tile must start at a multiple of 16 bytes along the first dimension; negative multiples are allowed. Any other
-    start makes the kernel fail with an illegal instruction (observed on an H200).
-    """
-    # ctypes accepts Python integers but not NumPy integers
-    extents, strides, tile = (tuple(map(int, values)) for values in (dims, strides_bytes, box))
-    packed = Layout(dtype_name, extents, strides, tile, swizzle, l2).at(int(pointer))
-    memory, _ = aligned_memory(len(packed))
-    memory[:] = packed
-    result = np.frombuffer(memory, _MAP_DTYPE)
-    result.flags.writeable = False
-    return result
-
-
-class Layout:
-    """A tensor map without an address: the other arguments of `encode`, as tuples of Python integers.
-
-    They are checked and converted once. Maps are not kept here: operands that come again find their whole launch.
+        If the driver has no tensor maps or refuses one.
     """
 
     __slots__ = ("_after", "_before", "arguments")
@@ -115,13 +80,14 @@ class Layout:
 
     def at(self, pointer: int) -> bytes:
         """Return the bytes of the map of a tensor that lies at an address."""
-        self.write(_thread.address, pointer)
-        return _thread.memory.tobytes()
+        memory, address = aligned_memory(TENSOR_MAP_BYTES)
+        self.write(address, pointer)
+        return memory.tobytes()
 
     def write(self, target: int, pointer: int) -> None:
         """Write the map of a tensor that lies at an address to 128 bytes of the host; `target` is a multiple of 64."""
         _check_address(pointer)
-        status = _driver_function()(target, *self._before, pointer, *self._after)
+        status = driver.tensor_map_encoder()(target, *self._before, pointer, *self._after)
         if status != 0:
             raise RuntimeError(
                 f"cuTensorMapEncodeTiled failed with CUDA error {status} for pointer={pointer:#x}, {self}; "
@@ -131,7 +97,7 @@ class Layout:
     def move(self, target: int, pointer: int) -> None:
         """Write another address into a map that `write` has written to 128 bytes of the host."""
         _check_address(pointer)
-        if _replace_address()(target, pointer):
+        if driver.replace_address(target, pointer):
             self.write(target, pointer)  # which raises the error
 
     def __str__(self) -> str:
@@ -141,7 +107,7 @@ class Layout:
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype, as `encode` wants it; NumPy composes it anew each time, which takes 4 us."""
+    """Return the name of a dtype, as `Layout` wants it; NumPy composes it anew each time, which takes 4 us."""
     return str(dtype)
 
 
@@ -150,16 +116,6 @@ def aligned_memory(size: int) -> tuple[memoryview, int]:
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     skip = -buffer.ctypes.data % _ALIGNMENT
     return memoryview(buffer[skip : skip + size]), buffer.ctypes.data + skip  # type: ignore[arg-type]
-
-
-class _Thread(threading.local):
-    """In each thread, memory to which the driver writes a map."""
-
-    def __init__(self) -> None:
-        self.memory, self.address = aligned_memory(_MAP_DTYPE.itemsize)
-
-
-_thread = _Thread()
 
 
 # Operands of new plans have known layouts, as a rule.
@@ -223,28 +179,3 @@ def _check(
         raise ValueError(
             f"box={box}: its rows take {inner} bytes of {dtype_name}, expected at most {limit} with swizzle={swizzle!r}"
         )
-
-
-@lru_cache(maxsize=1)
-def _replace_address() -> Callable[..., int]:
-    """cuTensorMapReplaceAddress, which takes two arguments where an encoding takes twelve."""
-    function = ctypes.CDLL("libcuda.so.1").cuTensorMapReplaceAddress
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
-
-
-@lru_cache(maxsize=1)
-def _driver_function() -> Callable[..., int]:
-    needs = "tensor maps need a CUDA 12 driver (525 or newer)"
-    try:
-        function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    except OSError as error:
-        raise RuntimeError(f"{needs}, and none can be loaded: {error}") from error
-    except AttributeError as error:
-        raise RuntimeError(f"{needs}; the one installed has no cuTensorMapEncodeTiled") from error
-    # The other arguments are arrays of ctypes and small numbers, which it passes as they are: declared like the first
-    # ones, each of them would be converted at every call, which takes 1.2 us in all.
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function

@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import forced_kernel, tensor_map
+from .._kernels import tensor_map
 from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import CUDA_NAMES, Types, element
 from .._kernels.jit import MAX_GRID_X, MAX_GRID_YZ
@@ -464,7 +464,7 @@ BLOCKS: tuple[type[Kernel], ...] = (BlockProductsSm90, BlockProductsSm80, Spgemm
 # -------------------------------------------------------------------------------------------------- what is chosen
 def is_preferred(way: str, faster: bool) -> bool:
     """Whether blocks are computed in this way (see `WAYS`): the forced one, or else one that should be faster."""
-    return forced_kernel.name == way if forced_kernel.name in WAYS else faster
+    return Kernel.forced == way if Kernel.forced in WAYS else faster
 
 
 def tensor_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -> float:

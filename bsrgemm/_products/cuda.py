@@ -10,9 +10,10 @@ import numpy as np
 
 from .._backend import registry
 from .._backend.base import Array, Blocks
-from .._kernels import forced_kernel, overlapping
+from .._kernels import overlapping
 from .._kernels.card import card
 from .._kernels.element_types import types
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch, contiguous, run
 from . import pairs, sampled, sparse_dense, spgemm_pattern
 from .block_products import SpgemmSimt
@@ -49,7 +50,7 @@ class CudaProducts(ProductEngine):
         B, out = call.B, call.out
         key = (
             A._shape, B.shape, B.strides, B.dtype, B.data.ptr % 16, out.shape, out.strides, out.dtype,
-            out.data.ptr % 16, call.acc, call.beta == 0, call.transposed, call.tf32, call.fp8, forced_kernel.name,
+            out.data.ptr % 16, call.acc, call.beta == 0, call.transposed, call.tf32, call.fp8, Kernel.forced,
             overlapping.thread.active, cupy.cuda.runtime.getDevice(),
         )  # fmt: skip
         found: Launch | Chain = operand_of(A).calls.made(key, lambda: prepared_for(call))

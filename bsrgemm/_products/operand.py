@@ -15,8 +15,9 @@ import numpy as np
 
 from .._backend.base import Array, Backend
 from .._backend.index_arrays import plain_array
-from .._kernels import element_types, forced_kernel, graphs, overlapping, workspace
+from .._kernels import element_types, graphs, overlapping, workspace
 from .._kernels.card import card
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Calls, contiguous
 from .._kernels.workspace import StreamOrdered
 from . import lists, work_list
@@ -77,7 +78,7 @@ class Operand:
         """
         if type(x) is not self.array_type or not self.fits(A):
             return None
-        kernels = forced_kernel.name, overlapping.thread.active
+        kernels = Kernel.forced, overlapping.thread.active
         key = (options, x.shape, x.strides, x.dtype, x.data.ptr % 16, kernels, cupy.cuda.runtime.getDevice())
         if out is None:
             return key
@@ -92,7 +93,7 @@ class Operand:
         if type(X) is not kind or type(Y) is not kind or not self.fits(A):
             return None
         dense = (X.shape, X.strides, X.dtype, X.data.ptr % 16, Y.shape, Y.strides, Y.dtype, Y.data.ptr % 16)
-        return ("sampled", dense, out_dtype, precision, forced_kernel.name, cupy.cuda.runtime.getDevice())
+        return ("sampled", dense, out_dtype, precision, Kernel.forced, cupy.cuda.runtime.getDevice())
 
     def pattern(self, block_cols: int, transposed: bool) -> Pattern:
         """Return the structure of the matrix, or of its transpose; the stored matrix has `block_cols` block columns."""
@@ -223,7 +224,7 @@ class PreparedLaunches(Prepared):
         """What decides the kernels of a matrix beside its arrays; `tune` lets it forget its calls."""
         known = getattr(A._source()[0], "_memo", None)
         cleared = None if known is None else known.calls.cleared
-        return forced_kernel.name, overlapping.thread.active, cleared
+        return Kernel.forced, overlapping.thread.active, cleared
 
 
 def operand_of(A: Any) -> Operand:

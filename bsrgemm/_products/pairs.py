@@ -9,8 +9,8 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import forced_kernel
 from .._kernels.card import Card, card
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Launch, contiguous
 from .._kernels.rearrange import LINE, Lie, Rearrange
 from . import reals
@@ -87,7 +87,7 @@ def pairs_launch(
     given = BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, N)
     fit = given.real.fitting
     unfit = not 0 < pairs < MOST or max(len(a) * fit.R, len(b) * fit.K) >= MOST
-    if unfit or not BlockProductsSm80.serves(fit) or forced_kernel.name == "SpgemmSimt":
+    if unfit or not BlockProductsSm80.serves(fit) or Kernel.forced == "SpgemmSimt":
         return None
     a, b = contiguous(a), contiguous(b)
     if (fit != given or (a.data.ptr | b.data.ptr) % LINE) and not pays(given, (len(a), len(b)), expected, card()):

@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from .._kernels import forced_kernel
 from .._kernels.card import Card
+from .._kernels.kernel import Kernel
 from . import tuned
 from .call import Problem
 from .choice import DENSE, plain, variants
@@ -96,7 +96,7 @@ def choose(problem: Problem, card: Card, copies: bool = True) -> Dense:
 
     With `copies` it may be a preparation, which copies an operand for another kernel.
     """
-    forced = forced_kernel.name
+    forced = Kernel.forced
     if forced is None:
         stored = tuned.stored(problem)
         return fastest(problem, card, copies) if stored is None else stored

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from .._backend.base import Array
-from .._kernels import forced_kernel, graphs
+from .._kernels import graphs
 from .._kernels.card import Card, card
+from .._kernels.kernel import Kernel
 from .._kernels.launch import Chain, Launch, Step, contiguous
 from .._kernels.rearrange import Lie, Rearrange
 from . import lists, reals
@@ -77,7 +78,7 @@ def sampled_launch(
     if max(M // R * fit.R, K, columns // N * fit.N) >= MOST or not BlockProductsSm80.serves(fit):
         return None
     read = _as_read(given, counts, card())
-    if forced_kernel.name == "SpgemmSimt" or (not _is_read(given) and not _pays(given, read, counts, card())):
+    if Kernel.forced == "SpgemmSimt" or (not _is_read(given) and not _pays(given, read, counts, card())):
         return None
     found = Lists(None, contiguous(indices), contiguous(indptr.astype(indices.dtype, copy=False)), counts)
     launch: Launch | Chain | None

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from .._backend.base import Array, Blocks
-from .._kernels import forced_kernel, jit, overlapping
+from .._kernels import jit, overlapping
 from .._kernels.card import Card, card, tensor_arch
 from .._kernels.element_types import Types, element
 from .._kernels.jit import MAX_GRID_X
@@ -88,7 +88,7 @@ class SparseDense:
             return None
         counts = len(indptr) - 1, len(b_indptr) - 1, block_cols
         sides = (*a.shape[1:], b.shape[2])
-        aligned, forced = A.pointer % LINE == 0, forced_kernel.name
+        aligned, forced = A.pointer % LINE == 0, Kernel.forced
         return _chosen(sides, counts, (len(a), len(b)), dtype, A.indices_dtype, aligned, forced, card())
 
     @property

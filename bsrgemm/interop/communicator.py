@@ -577,8 +577,7 @@ def together(comm: Communicator) -> Iterator[None]:
         if error is not None:
             raise error
         return
-    text = "" if error is None else f"{type(error).__name__}\n{error}"
-    texts = [bytes(part).decode() for part in comm.allgather(np.frombuffer(text.encode(), np.uint8))]
+    texts = texts_of(comm, "" if error is None else f"{type(error).__name__}\n{error}")
     failed = [rank for rank, other in enumerate(texts) if other]
     if not failed:
         return
@@ -590,11 +589,16 @@ def together(comm: Communicator) -> Iterator[None]:
     raise raised(f"{message} [on {where}]") from error
 
 
+def texts_of(comm: Communicator, own: str) -> list[str]:
+    """Return the texts of all ranks, by rank."""
+    return [bytes(part).decode() for part in comm.allgather(np.frombuffer(own.encode(), np.uint8))]
+
+
 def same(comm: Communicator, name: str, value: str) -> None:
     """Raise ValueError on all ranks unless all of them have the same text for the argument `name`."""
     if comm.size == 1:
         return
-    texts = [bytes(part).decode() for part in comm.allgather(np.frombuffer(value.encode(), np.uint8))]
+    texts = texts_of(comm, value)
     for rank, text in enumerate(texts):
         if text != texts[0]:
             raise ValueError(

@@ -10,18 +10,11 @@ import numpy as np
 
 from .._backend.base import Array
 from .._batch import bsr_batch
-from .batched import BatchSystem, conjugate_gradients
 from .graphs import Iterations, capturable
-from .operators import (
-    RESTARTS,
-    check_callback,
-    is_real,
-    stalled,
-    worst_ratio,
-)
+from .operators import RESTARTS, check_callback, failures, is_real, stalled, worst_ratio
 from .restarted import restarted
-from .steps import Biconjugate, Conjugate, MinimalResidual, Step
-from .systems import System
+from .steps import BatchConjugate, Biconjugate, Conjugate, MinimalResidual, Step
+from .systems import BatchSystem, System
 
 #: What overflows or becomes NaN is told by `info`, not by NumPy.
 _quietly = np.errstate(all="ignore")
@@ -118,12 +111,12 @@ def cg(
     does not converge as a rule, which `info` tells, and the warning names the reason after a breakdown and where x is
     worse than 0.
 
-    On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix,
-    `block_jacobi`, `chebyshev` or multigrid, there is no callback, and at least four more iterations are expected. Up
-    to four iterations are made then before the host reads the norms of their residuals; x is that of the iteration
-    after which the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers
-    for each column after each iteration. The graph is kept for the next solve with the same A and M, a right-hand side
-    of the same shape and dtype, and the same stream, until M, or A if M is None, is deleted.
+    On a GPU, iterations are replayed as a CUDA graph if A is a matrix of this package, M is None, such a matrix or a
+    preconditioner of this package, there is no callback, and at least four more iterations are expected. Up to four
+    iterations are made then before the host reads the norms of their residuals; x is that of the iteration after which
+    the method ends. The result has the same bits as without a graph. Otherwise the host reads three numbers for each
+    column after each iteration. The graph is kept for the next solve with the same A and M, a right-hand side of the
+    same shape and dtype, and the same stream, until M, or A if M is None, is deleted.
 
     Examples
     --------
@@ -134,7 +127,7 @@ def cg(
     (array([1., 1., 1., 1.]), 0)
     """
     if isinstance(A, bsr_batch):
-        return conjugate_gradients(BatchSystem("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
+        return _batch_of_systems(BatchSystem("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
     return _iterated(Conjugate, System("cg", A, b, x0, rtol, atol, maxiter, M), (A, M), callback)
 
 
@@ -443,3 +436,40 @@ def _told(callback: Callable[[Any], object] | None, kind: str | None) -> Callabl
             callback(value)
 
     return tell
+
+
+def _batch_of_systems(
+    s: BatchSystem, operands: tuple[Any, Any], callback: Callable[[Array], object] | None
+) -> tuple[Array, Any]:
+    """Solve ``A[s] x[s] = b[s]``; x, and for each system 0, its number of iterations, or -1 after a breakdown.
+
+    A system that is solved, or that has broken down, stays as it is while others go on. The operands are A and M.
+    """
+    check_callback(callback)
+    some = Iterations(BatchConjugate, s, operands, callback is None and capturable(s.backend, *operands))
+    steps = np.zeros(s.enough.shape, np.int64)
+    #: what has ended a system before it was solved, by its place in `BREAKDOWNS`
+    failed = np.zeros(steps.shape, np.int64)
+    for _ in range(RESTARTS + 1):
+        r, size = s.residual_and_norm()
+        going = ~(size <= s.enough) & (failed == 0) & (steps < s.maxiter)
+        if not going.any():
+            break
+        some.step.restart(r)
+        some.step.watch(going, s.enough)
+        left = [float(np.max((size / s.enough)[going]))]
+        while going.any():
+            for numbers in some.make(left, int(s.maxiter - steps[going].max())):
+                steps += going
+                if callback is not None:
+                    callback(s.x)
+                failed = np.where(going, failures(numbers, s.enough), failed)
+                left.append(float(np.max((numbers[0] / s.enough)[going])))
+                going = going & ~(numbers[0] <= s.enough) & (failed == 0)
+                if not going.any():
+                    break
+            if (going & (steps >= s.maxiter)).any():
+                going &= steps < s.maxiter
+                some.step.watch(going, s.enough)
+    s.x = some.end()
+    return s.x, s.told(steps, failed)

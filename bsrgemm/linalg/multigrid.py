@@ -180,11 +180,12 @@ class Multigrid(Preconditioner):
         for k, A in enumerate(self.levels):
             size = " x ".join(map(str, A.blocksize))
             lines.append(f"{k:>5}{A.shape[0]:>13,}{len(A.indices):>13,}{size:>12}{A.nnz / A.shape[0]:>16.1f}")
+        return "\n".join([*lines, self._summary()])
+
+    def _summary(self) -> str:
+        """The last line of the report."""
         o = self._options
-        lines.append(
-            f"operator complexity {self.operator_complexity:.2f}, {o.cycle}-cycle, {o.smoother} of degree {o.degree}"
-        )
-        return "\n".join(lines)
+        return f"operator complexity {self.operator_complexity:.2f}, {o.cycle}-cycle, {o.smoother} of degree {o.degree}"
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{A.shape[0]:,}" for A in self.levels)

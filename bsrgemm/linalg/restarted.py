@@ -1,7 +1,9 @@
 """GMRES: the basis is made on the device, vector by vector; its Hessenberg matrix is rotated to a triangle on the host.
 
-``A M v[j]`` minus its parts along ``v[0] ... v[j]`` is ``v[j + 1]``. All arrays stay in their places from one restart,
-and from one solve, to the next, so that these steps can be replayed as CUDA graphs.
+``A M v[j]`` minus its parts along ``v[0] ... v[j]`` is ``v[j + 1]``. This is algorithm 6.9 of Saad, "Iterative methods
+for sparse linear systems", second edition, whose lines have numbers below, or 9.6 if preconditioned vectors are kept.
+All arrays stay in their places from one restart, and from one solve, to the next, so that these steps can be replayed
+as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Space:
         z = self._s.precondition(self._v)
         if self._flexible:
             self._z[...] = z
-        self._w[...] = self._s.multiply(z)
+        self._w[...] = self._s.multiply(z)  # 3
 
     def orthogonalise(self, j: int) -> None:
         """Take the parts along the first ``j + 1`` vectors from the product; what is left becomes the next vector."""
@@ -82,13 +84,13 @@ class Space:
         if self._flexible:
             self.turned[j][...] = self._z
         for i, v in enumerate(self.basis[: j + 1]):
-            h = s.dot(v, w, work)
-            s.backend.subtract_multiple(w, h, v, work)
+            h = s.dot(v, w, work)  # 5
+            s.backend.subtract_multiple(w, h, v, work)  # 6
             column[i] = h
-        last = s.norm(w, work)
+        last = s.norm(w, work)  # 8
         column[j + 1] = last
         zero = last == 0
-        s.xp.divide(w, s.xp.where(zero, 1, last), out=following)
+        s.xp.divide(w, s.xp.where(zero, 1, last), out=following)  # 9
         following *= ~zero  # a direction that adds nothing is 0
         self._v[...] = following
 
@@ -189,7 +191,7 @@ def restarted(
                 ended = not np.isfinite(left).all() or bool((left <= s.enough).all())
                 if ended:
                     break
-        change = some.space.combined(s.backend.from_host(triangle.solved()))
+        change = some.space.combined(s.backend.from_host(triangle.solved()))  # 12
         s.x += change if flexible else s.precondition(change)
         if tell is not None:
             tell("x", s.x)

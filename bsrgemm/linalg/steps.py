@@ -135,6 +135,45 @@ class Conjugate(Step):
         return breakdown(numbers, enough), bool((numbers[0] <= enough).all())
 
 
+class BatchConjugate(Conjugate):
+    """Conjugate gradients for all systems. A system that has ended stays as it is; its recurrence goes on in vain.
+
+    Its numbers are those of `Conjugate`, for each system.
+    """
+
+    stays = True
+    #: which systems go on
+    _going: Array
+
+    def __init__(self, s: Any, arrays: dict[str, Array] | None = None) -> None:
+        super().__init__(s, arrays)
+        if arrays is None:
+            self._going = s.xp.zeros(self._before.shape, bool)
+
+    def watch(self, going: Any, enough: Any) -> None:
+        """Tell which systems go on, and what is enough: the device has to end a system as the host does."""
+        host = self._s.backend.from_host
+        self._going[...] = host(going)
+        self._enough[...] = host(np.asarray(enough, self._enough.dtype))
+
+    def __call__(self) -> None:
+        s, r, p = self._s, self._r, self._p
+        z = s.precondition(r)
+        rz = s.dot(r, z)
+        s.backend.multiply_and_add(p, s.ratio(rz, self._before), z)
+        q = s.multiply(p)
+        pq = s.dot(p, q)
+        alpha = s.ratio(rz, pq)
+        # a system that has broken down may have NaN in p
+        self.x += s.xp.where(self._going[:, None], s.xp.multiply(p, alpha, out=self._work), 0)
+        s.backend.subtract_multiple(r, alpha, q, self._work)
+        self._before[...] = rz
+        size = s.norm(r)
+        self.numbers[0], self.numbers[1], self.numbers[2] = size, pq.real, rz.real
+        # as `failures` says on the host
+        self._going &= (size > self._enough) & s.xp.isfinite(size) & ~(rz.real <= 0) & ~(pq.real <= 0)
+
+
 class MinimalResidual(Step):
     """The minimal residual method. Its numbers are ``v M v`` of the next Lanczos vector, and the root of its size."""
 
@@ -209,7 +248,10 @@ class MinimalResidual(Step):
 
 
 class Biconjugate(Step):
-    """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence."""
+    """The stabilised method of biconjugate gradients. Its numbers are the sizes of two factors of the recurrence.
+
+    This is algorithm 7.7 of Saad with a preconditioner on the right; the last two lines come first, as in `Conjugate`.
+    """
 
     curable = (FACTOR_IS_ZERO,)
     _shadow: Vector
@@ -230,17 +272,17 @@ class Biconjugate(Step):
     def __call__(self) -> None:
         s = self._s
         rho = s.dot(self._shadow, self._r)
-        beta = s.safe_ratio(rho, self._rho) * s.safe_ratio(self._alpha, self._omega)
-        p = self._r + beta * (self._p - self._omega * self._v)
+        beta = s.safe_ratio(rho, self._rho) * s.safe_ratio(self._alpha, self._omega)  # 9
+        p = self._r + beta * (self._p - self._omega * self._v)  # 10
         y = s.precondition(p)
         v = s.multiply(y)
-        alpha = self._unsolved(s.safe_ratio(rho, s.dot(self._shadow, v)))
-        r = self._r - alpha * v
+        alpha = self._unsolved(s.safe_ratio(rho, s.dot(self._shadow, v)))  # 4
+        r = self._r - alpha * v  # 5
         z = s.precondition(r)
         t = s.multiply(z)
-        omega = self._unsolved(s.safe_ratio(s.dot(t, r), s.dot(t, t)))
-        self.x += alpha * y + omega * z
-        s.xp.subtract(r, omega * t, out=self._r)
+        omega = self._unsolved(s.safe_ratio(s.dot(t, r), s.dot(t, t)))  # 6
+        self.x += alpha * y + omega * z  # 7
+        s.xp.subtract(r, omega * t, out=self._r)  # 8
         self._p[...], self._v[...] = p, v
         self._rho[...], self._alpha[...], self._omega[...] = rho, alpha, omega
         self.numbers[0], self.numbers[1], self.numbers[2] = s.norm(self._r), abs(rho), abs(omega)

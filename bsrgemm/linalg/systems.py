@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from .._backend.base import Array, Backend
+from .._backend.base import Array, Backend, named
 from .._backend.registry import adopted, backend_of, foreign_backend, host
+from .._batch import bsr_batch
 from .operators import (
     BREAKDOWNS,
     DistributedOperator,
+    Preconditioner,
     SolverWarning,
     as_array,
     check_limits,
@@ -153,6 +155,55 @@ class System:
         return f". A is not Hermitian, and {self.method} is for matrices that are; try gmres or bicgstab"
 
 
+class BatchSystem(System):
+    """Systems with the matrices of a batch, b[s] or the columns of b[s] for each.
+
+    Vectors are (batch, n) or (batch, n, k); what belongs to a system, such as a step length, is (batch,) or (batch, k).
+    """
+
+    axis = 1
+
+    def _take(self, A: bsr_batch, b: Any, M: Any) -> Array:
+        batch, rows, columns = A.shape
+        self.backend, self.multiply = A._backend, lambda x: A @ x
+        if rows != columns:
+            raise ValueError(f"A: wanted square matrices, got shape {A.shape}")
+        b = (as_array if self.backend is host() else plain)(b, "b")
+        if not self.backend.is_dense(b):
+            raise TypeError(f"b: wanted a dense array on {self.backend.name!r}, where A is, got {named(b)}")
+        if b.ndim not in (2, 3) or b.shape[:2] != (batch, rows):
+            raise ValueError(f"b: wanted shape ({batch}, {rows}) or ({batch}, {rows}, k), got {tuple(b.shape)}")
+        if not holds_numbers(b):
+            raise TypeError(f"b: wanted numbers, got {b.dtype}")
+        self.precondition = _preconditioner(M, A)
+        return b
+
+    def dot(self, u: Array, v: Array, work: Array | None = None) -> Array:
+        return ((u.conj() if u.dtype.kind == "c" else u) * v).sum(axis=1)
+
+    def ratio(self, a: Array, b: Array) -> Array:
+        """``a / b`` for vectors, and 0 where b is 0."""
+        return self.safe_ratio(a, b)[:, None]
+
+    def told(self, steps: Any, failed: Any) -> Any:
+        """`info` by the true residuals; a warning if a system is not solved."""
+        _, size = self.residual_and_norm()
+        solved = size <= self.enough
+        info = np.where(solved, 0, np.where(failed > 0, -1, np.maximum(steps, 1)))
+        if not solved.all():
+            over = np.where(np.isfinite(size), size - self.enough, math.inf)
+            worst = np.unravel_index(np.argmax(np.where(solved, -math.inf, over)), size.shape)
+            why = BREAKDOWNS[failed[worst]] or f"not converged after {steps[worst]} iterations"
+            where = f"system {worst[0]}" + (f", column {worst[1]}" if len(worst) > 1 else "")
+            warnings.warn(
+                f"cg: {(~solved).sum()} of {solved.size} systems are not solved; {where}: {why}: the norm of the "
+                f"residual is {size[worst]:.3g}, wanted {self.enough[worst]:.3g}",
+                SolverWarning,
+                stacklevel=5,
+            )
+        return info
+
+
 def _right_hand_side(b: Any) -> tuple[Backend, Array]:
     """The backend of b, and b as an array; a list is one on the CPU."""
     b = as_array(b, "b")
@@ -167,6 +218,31 @@ def _right_hand_side(b: Any) -> tuple[Backend, Array]:
     if not holds_numbers(found):
         raise TypeError(f"b: wanted numbers, got {found.dtype}")
     return backend, found
+
+
+def _preconditioner(M: Any, A: bsr_batch) -> Callable[[Array], Array]:
+    """The function ``r -> M r`` for all systems."""
+    batch, n, _ = A.shape
+    if M is None:
+        return lambda r: r
+    shape = getattr(M, "shape", None)
+    if shape is None or tuple(shape) not in ((batch, n, n), (n, n)):
+        got = tuple(shape) if shape is not None else type(M).__name__
+        raise ValueError(f"M: wanted shape {(batch, n, n)}, or {(n, n)} for all systems, got {got}")
+    found = M._backend if isinstance(M, bsr_batch | Preconditioner) else backend_of(M)
+    if found is not None and found is not A._backend:
+        raise TypeError(f"M: wanted it on {A._backend.name!r}, where A is, got one on {found.name!r}: nothing is moved")
+    if len(shape) == 3:
+        return lambda r: M @ r
+
+    def one_for_all(r: Array) -> Array:
+        """The vectors of all systems become columns of one matrix."""
+        order = (1, 0, 2)[: r.ndim]
+        turned = r.transpose(order)
+        product = M @ turned.reshape(n, -1)
+        return product.reshape(turned.shape).transpose(order)
+
+    return one_for_all
 
 
 def system_dtype(b: Array, A: Any, M: Any) -> np.dtype[Any]:

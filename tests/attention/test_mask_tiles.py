@@ -23,7 +23,7 @@ from bsrgemm._attention.choose import FORWARD, choose
 from bsrgemm._attention.mask import FULL
 from bsrgemm._attention.mask_tiles import NOTHING, Tiles
 from bsrgemm._backend.registry import Backend
-from bsrgemm._kernels import sources
+from bsrgemm._kernels import jit
 from bsrgemm._kernels.structs import Struct
 from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
 
@@ -198,7 +198,7 @@ def test_bounds_that_are_garbage_become_some_numbers(backend: Backend) -> None:
 # ------------------------------------------------------------------------------------------------- argument and memory
 def body(source: str, name: str) -> str:
     """The fields of a struct of cuda/, without comments."""
-    text = re.sub(r"//.*", "", sources.gather(source)[source])
+    text = re.sub(r"//.*", "", jit.gather(source)[source])
     found = re.search(rf"struct (?:alignas\(\d+\) )?{name} {{(.*?)}};", text, re.DOTALL)
     assert found, name
     return found[1]
@@ -250,7 +250,7 @@ PRODUCERS = "common/attention_sm90_producers.cuh"
 @cache
 def constant(name: str) -> int:
     """A number that attention_sm90.cu sets itself."""
-    found = re.search(rf"\b{name} = (\d+)", sources.gather("attention_sm90.cu")[PRODUCERS])
+    found = re.search(rf"\b{name} = (\d+)", jit.gather("attention_sm90.cu")[PRODUCERS])
     assert found, name
     return int(found[1])
 

@@ -30,8 +30,7 @@ from unittest.mock import patch
 import numpy as np
 
 from bsrgemm._kernels import jit, tensor_map
-from bsrgemm._kernels.jit import KernelSpec
-from bsrgemm._kernels.sources import gather
+from bsrgemm._kernels.jit import KernelSpec, gather
 
 HERE = Path(__file__).parent
 HEADERS = ("emulator.h", "emulated_ptx.h", "emulated_products.h", "emulated_races.h", "emulated_races_on.h")

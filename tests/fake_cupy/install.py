@@ -17,7 +17,7 @@ from unittest.mock import patch
 import bsrgemm
 from bsrgemm._backend import registry
 from bsrgemm._kernels import driver as library_driver
-from bsrgemm._kernels import jit, tensor_map
+from bsrgemm._kernels import jit
 
 from .. import fake_device
 from . import arrays, driver, streams
@@ -100,8 +100,6 @@ def installed(card: Card) -> Iterator[ModuleType]:
         stack.enter_context(patch.dict(registry._BACKENDS))
         stack.enter_context(patch.object(jit, "load", card.load))
         stack.enter_context(patch.object(jit, "_argument_class", lambda: None))
-        stack.enter_context(patch.object(tensor_map, "_driver_function", lambda: driver.cuTensorMapEncodeTiled))
-        stack.enter_context(patch.object(tensor_map, "_replace_address", lambda: driver.cuTensorMapReplaceAddress))
         stack.enter_context(patch.object(library_driver, "_library", lambda: driver))
         try:
             yield modules.cupy

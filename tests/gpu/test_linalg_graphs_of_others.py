@@ -11,7 +11,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import linalg
-from bsrgemm.linalg import batched, graphs, restarted
+from bsrgemm.linalg import graphs, krylov, restarted
 
 from .linalg_graph_cases import (  # noqa: F401  (a fixture)
     PRECONDITIONERS,
@@ -38,7 +38,7 @@ class Solves:
             self.replays.append(replay(*args))
             return self.replays[-1]
 
-        for module in (restarted, batched):
+        for module in (restarted, krylov):
             capturable = module.capturable
             monkeypatch.setattr(module, "capturable", lambda *args, ask=capturable: self.graph and ask(*args))
         for module in (restarted, graphs):

@@ -240,9 +240,8 @@ def test_a_tensor_map_by_value_copies_tiles_with_zeros_outside(tmp_path: Path, d
     padded = np.random.default_rng().integers(1, 200, (rows, 3 * width)).astype(dtype)
     matrix = padded[:height, :columns]
     device = cupy.asarray(padded)
-    encoded = tensor_map.encode(
-        device.data.ptr, dtype_name, (columns, height), (device.strides[0],), (width, tall), swizzle=swizzle
-    )
+    layout = tensor_map.Layout(dtype_name, (columns, height), (device.strides[0],), (width, tall), swizzle)
+    encoded = jit.argument(bytearray(layout.at(device.data.ptr)))
     spec = KernelSpec("copy.cu", "copy_tile", (("TILE_BYTES", 128 * tall),))
     kernel = jit.load(spec, jit.device_target(), root=tmp_path)
     for x, y in ((0, 0), (width, tall), (2 * width, 2 * tall), (16 // dtype.itemsize, 3), (-16 // dtype.itemsize, -3)):

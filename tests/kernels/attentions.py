@@ -21,7 +21,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm._attention import mask_tiles
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device, Emulated
 from .products import BF16, E4M3, F16, F32, F64, cases

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from bsrgemm._kernels import jit
-from bsrgemm._kernels.sources import digest, gather
+from bsrgemm._kernels.jit import digest, gather
 
 #: Where outcomes are kept; an empty value keeps none.
 VARIABLE = "BSRGEMM_TEST_CACHE"

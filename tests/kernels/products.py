@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._kernels.launch import Launch
 from bsrgemm.dtypes import BFLOAT16
 

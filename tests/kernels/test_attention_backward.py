@@ -16,7 +16,7 @@ import bsrgemm as bg
 from bsrgemm._attention import backward_kernel, backward_sm90
 from bsrgemm._attention.choose import calls_of
 from bsrgemm._kernels import workspace
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm.dtypes import BFLOAT16 as BF16
 
 from ..devices import Device, Emulated

@@ -12,7 +12,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._attention import attention_few
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from ..gpu.repeats import differing

@@ -12,7 +12,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm._attention import choose, small_blocks
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from .attentions import (

@@ -9,7 +9,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import attention_sm90
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from ..gpu.repeats import differing

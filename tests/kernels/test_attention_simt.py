@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device, Emulated
 from ..gpu.repeats import differing

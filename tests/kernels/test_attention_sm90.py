@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import attention_sm90, mask_tiles
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from .attentions import (

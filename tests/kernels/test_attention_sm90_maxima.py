@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm._attention import attention_sm90, choose
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from ..gpu.repeats import delay, differing, on_streams

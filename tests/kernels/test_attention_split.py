@@ -14,7 +14,7 @@ import bsrgemm as bg
 from bsrgemm._attention import attention_split, choose
 from bsrgemm._attention.call import AttentionCall
 from bsrgemm._kernels.card import Card
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._kernels.rearrange import Lie
 
 from ..devices import Device

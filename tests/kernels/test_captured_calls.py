@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from .products import BF16, F16, F32, F64, Case, matrix, numbers

@@ -212,7 +212,6 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (root / "tiny.cu").write_text('extern "C" __global__ void tiny(int* x) { x[threadIdx.x] = SIZE; }\n')
     monkeypatch.setenv(outcomes.VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr("bsrgemm._kernels.jit.cuda_root", lambda: root)
-    monkeypatch.setattr("bsrgemm._kernels.sources.cuda_root", lambda: root)
     yield root / "tiny.cu"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bsrgemm._kernels import disk_cache, jit, sources
+from bsrgemm._kernels import disk_cache, jit
 from bsrgemm._kernels.jit import KernelSpec
 
 from ..code_digest import code_digest
@@ -157,11 +157,11 @@ def test_an_edited_header_builds_the_new_code(root: Path) -> None:
 
 
 def test_an_edited_comment_changes_the_key_and_not_the_code_digest(root: Path) -> None:
-    key, code = key_of(root), code_digest(sources.gather(SPEC.source, root))
+    key, code = key_of(root), code_digest(jit.gather(SPEC.source, root))
     with (root / "value.cuh").open("a") as file:
         file.write("\n// a reason\n")
     assert key_of(root) != key
-    assert code_digest(sources.gather(SPEC.source, root)) == code
+    assert code_digest(jit.gather(SPEC.source, root)) == code
 
 
 @pytest.fixture(params=["a file in its place", "a file above it", "full", "read-only"])

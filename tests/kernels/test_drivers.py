@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import driver, jit, tensor_map
+from bsrgemm._kernels import driver, jit
 
 
 def test_the_target_of_a_device_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,21 +55,18 @@ def test_without_cupy_a_kernel_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch)
 
 class Function:
     argtypes: Any = None
-    restype: Any = None
 
 
 def test_functions_of_the_driver_take_addresses_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = Function()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuTensorMapEncodeTiled=encode))
-    tensor_map._driver_function.cache_clear()
-    try:
-        assert tensor_map._driver_function() is encode
-    finally:
-        tensor_map._driver_function.cache_clear()
-    pointer, number = ctypes.c_void_p, ctypes.c_int
+    encode, move = Function(), Function()
+    library = SimpleNamespace(cuTensorMapEncodeTiled=encode, cuTensorMapReplaceAddress=move)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(driver, "_library", driver._library.__wrapped__)
+    assert driver.tensor_map_encoder() is encode
+    pointer = ctypes.c_void_p
     # map, type, rank, address; then arrays of ctypes and small numbers, which are passed as they are
-    assert encode.argtypes == [pointer, number, ctypes.c_uint32, pointer]
-    assert encode.restype is number
+    assert encode.argtypes == [pointer, ctypes.c_int, ctypes.c_uint32, pointer]
+    assert move.argtypes == [pointer, pointer]
 
 
 class Library:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._kernels.launch import Launch
 from bsrgemm._kernels.rearrange import Rearrange
 from bsrgemm._products.gemm_simt import GemmFew

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._products import copied as copied_module
 from bsrgemm._products import dense, gemm_sm90, prepared, work_list
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import bsrgemm as bg
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._products.swap_ab_sm90 import GemmTurnedSm90
 
 from ..devices import Device

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bsrgemm._kernels import jit, sources
+from bsrgemm._kernels import jit
 from bsrgemm._kernels.jit import CompileError, KernelSpec
 
 from ..code_digest import code_digest, strip
@@ -54,7 +54,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_gather_takes_the_source_first_and_each_header_once(root: Path) -> None:
-    texts = sources.gather("add.cu", root)
+    texts = jit.gather("add.cu", root)
     assert list(texts) == ["add.cu", "detail/amount.cuh", "cast.cuh"]
     assert texts["cast.cuh"] == CAST_CUH
 
@@ -62,13 +62,13 @@ def test_gather_takes_the_source_first_and_each_header_once(root: Path) -> None:
 def test_gather_leaves_out_includes_inside_comments(root: Path) -> None:
     (root / "add.cu").write_text('// #include "a.cuh"\n/*\n#include "b.cuh"\n*/\n  #  include  "cast.cuh" // c\n')
     (root / "cast.cuh").write_text("")
-    assert list(sources.gather("add.cu", root)) == ["add.cu", "cast.cuh"]
+    assert list(jit.gather("add.cu", root)) == ["add.cu", "cast.cuh"]
 
 
 def test_a_missing_header_names_itself_its_includer_and_the_folder(root: Path) -> None:
     (root / "cast.cuh").unlink()
     with pytest.raises(FileNotFoundError) as caught:
-        sources.gather("add.cu", root)
+        jit.gather("add.cu", root)
     for part in ("'cast.cuh'", "'detail/amount.cuh'", str(root)):
         assert part in str(caught.value)
 
@@ -77,23 +77,23 @@ def test_a_missing_header_names_itself_its_includer_and_the_folder(root: Path) -
 def test_gather_does_not_leave_the_folder(root: Path, name: str) -> None:
     (root / "add.cu").write_text(f'#include "{name}"\n')
     with pytest.raises(ValueError, match="inside"):
-        sources.gather("add.cu", root)
+        jit.gather("add.cu", root)
 
 
 def test_a_wheel_finds_its_own_sources_before_those_beside_it(tmp_path: Path, monkeypatch) -> None:
     package = tmp_path / "bsrgemm"
     inside, beside = package / "cuda", tmp_path / "cuda"
-    monkeypatch.setattr(sources, "_PACKAGE", package)
+    monkeypatch.setattr(jit, "_PACKAGE", package)
     beside.mkdir()
     (beside / "pathfinder.py").write_text("")  # NVIDIA's namespace beside an installed package is not ours
     with pytest.raises(FileNotFoundError) as caught:
-        sources.cuda_root()
+        jit.cuda_root()
     assert str(inside) in str(caught.value) and str(beside) in str(caught.value)
     (beside / "a.cu").write_text("")
-    assert sources.cuda_root() == beside
+    assert jit.cuda_root() == beside
     inside.mkdir(parents=True)
     (inside / "a.cu").write_text("")
-    assert sources.cuda_root() == inside
+    assert jit.cuda_root() == inside
 
 
 CODE = 'int f(int a) {\n  return a + 1;\n}\n#define TEXT "a  // b"\nint g;\n'
@@ -109,7 +109,7 @@ CODE = 'int f(int a) {\n  return a + 1;\n}\n#define TEXT "a  // b"\nint g;\n'
 )
 def test_comments_and_blanks_do_not_count_as_code(same: str) -> None:
     assert code_digest({"a": same}) == code_digest({"a": CODE})
-    assert sources.digest({"a": same}) != sources.digest({"a": CODE})
+    assert jit.digest({"a": same}) != jit.digest({"a": CODE})
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_literals_survive_stripping(literal: str) -> None:
 
 
 def test_digests_keep_name_and_text_apart() -> None:
-    assert sources.digest({"a": "bc"}) != sources.digest({"ab": "c"})
-    assert sources.digest({"a": "", "b": "c"}) != sources.digest({"a": "c", "b": ""})
-    assert sources.digest({"a": "1", "b": "2"}) == sources.digest({"b": "2", "a": "1"})
+    assert jit.digest({"a": "bc"}) != jit.digest({"ab": "c"})
+    assert jit.digest({"a": "", "b": "c"}) != jit.digest({"a": "c", "b": ""})
+    assert jit.digest({"a": "1", "b": "2"}) == jit.digest({"b": "2", "a": "1"})
 
 
 # targets

@@ -15,8 +15,8 @@ import pytest
 
 import bsrgemm as bg
 from bsrgemm import _kernel_index
-from bsrgemm._kernels.forced_kernel import force_kernel
 from bsrgemm._kernels.jit import KernelSpec
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Emulated
 from ..fake_cupy import Card, Policy, installed

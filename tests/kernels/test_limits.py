@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("cupy")
 
-from bsrgemm._kernels import disk_cache, element_types, graphs, jit, sources, tensor_map, workspace
+from bsrgemm._kernels import disk_cache, driver, element_types, graphs, jit, tensor_map, workspace
 from bsrgemm._kernels.card import shared_kb, tensor_arch
 from bsrgemm._kernels.workspace import StreamOrdered
 
@@ -58,7 +58,8 @@ def test_a_card_does_not_run_what_was_compiled_for_the_integrated_chip_of_its_ge
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A driver that takes every map."""
     seen: list[Any] = []
-    monkeypatch.setattr(tensor_map, "_driver_function", lambda: lambda *args: seen.append(args) or 0)
+    library = SimpleNamespace(cuTensorMapEncodeTiled=lambda *args: seen.append(args) or 0)
+    monkeypatch.setattr(driver, "_library", lambda: library)
     return seen
 
 
@@ -69,17 +70,17 @@ SIZES = {"uint8": 1, "int32": 4, "float16": 2, "float32": 4, "float64": 8, "bflo
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_a_row_of_a_tile_is_as_wide_as_its_swizzle_at_most(dtype: str, width: int, calls: list[Any]) -> None:
     size = SIZES[dtype]
-    tensor_map.encode(64, dtype, (512, 8), (4096,), (width // size, 8), swizzle=f"{width}B")
+    tensor_map.Layout(dtype, (512, 8), (4096,), (width // size, 8), f"{width}B").at(64)
     with pytest.raises(ValueError, match=f"take {width + 16} bytes of {dtype}, expected at most {width} with"):
-        tensor_map.encode(64, dtype, (512, 8), (4096,), ((width + 16) // size, 8), swizzle=f"{width}B")
+        tensor_map.Layout(dtype, (512, 8), (4096,), ((width + 16) // size, 8), f"{width}B")
     for wrong in range(1, 16 // size):
         with pytest.raises(ValueError, match=f"take {width - wrong * size} bytes of {dtype}, expected a multiple of"):
-            tensor_map.encode(64, dtype, (512, 8), (4096,), (width // size - wrong, 8), swizzle=f"{width}B")
+            tensor_map.Layout(dtype, (512, 8), (4096,), (width // size - wrong, 8), f"{width}B")
     assert len(calls) == 1
 
 
 def test_the_largest_tensors_and_tiles_are_taken(calls: list[Any]) -> None:
-    tensor_map.encode(16, "uint8", (2**32, 2**32, 1), (2**40 - 16, 16), (256, 256, 1))
+    tensor_map.Layout("uint8", (2**32, 2**32, 1), (2**40 - 16, 16), (256, 256, 1), "none").at(16)
     assert len(calls) == 1
 
 
@@ -87,18 +88,18 @@ def test_the_largest_tensors_and_tiles_are_taken(calls: list[Any]) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_every_stride_is_checked(wrong: int, place: int, calls: list[Any]) -> None:
     strides = [256, 4096]
-    tensor_map.encode(64, "uint8", (64, 8, 2), strides, (64, 8, 2))
+    tensor_map.Layout("uint8", (64, 8, 2), tuple(strides), (64, 8, 2), "none").at(64)
     strides[place] = wrong
     with pytest.raises(ValueError, match=r"strides_bytes=.*expected positive multiples of 16 below 2\*\*40"):
-        tensor_map.encode(64, "uint8", (64, 8, 2), strides, (64, 8, 2))
+        tensor_map.Layout("uint8", (64, 8, 2), tuple(strides), (64, 8, 2), "none").at(64)
 
 
 @pytest.mark.parametrize("wrong", [-16, 1, 8, 15, 17, 24])
 def test_every_address_is_checked(wrong: int, calls: list[Any]) -> None:
     for right in (16, 32, 240, 272):
-        tensor_map.encode(right, "uint8", (64,), (), (64,))
+        tensor_map.Layout("uint8", (64,), (), (64,), "none").at(right)
     with pytest.raises(ValueError, match="expected a device address that is a multiple of 16"):
-        tensor_map.encode(wrong, "uint8", (64,), (), (64,))
+        tensor_map.Layout("uint8", (64,), (), (64,), "none").at(wrong)
 
 
 # ------------------------------------------------------------------------------------------------- streams
@@ -197,7 +198,7 @@ def test_entries_are_named_by_32_digits() -> None:
 def test_sources_are_read_as_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_bytes("// é\nint x;".encode())
     with patch.object(Path, "read_text", autospec=True, side_effect=Path.read_text) as read:
-        assert sources.gather("a.cu", tmp_path) == {"a.cu": "// é\nint x;"}
+        assert jit.gather("a.cu", tmp_path) == {"a.cu": "// é\nint x;"}
     assert read.call_args.kwargs == {"encoding": "utf-8"}
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("cupy")
 import bsrgemm as bg
 from bsrgemm._attention import longer_lines
 from bsrgemm._kernels.card import Card
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 
 from ..devices import Device
 from .attentions import BF16, F16, Case, attend, cases, check, check_nan_reaches_those_who_see_it, operands

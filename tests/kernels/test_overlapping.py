@@ -17,9 +17,10 @@ import cupy
 
 import bsrgemm as bg
 from bsrgemm._attention.decode_kernel import Decode, KvAppend
+from bsrgemm._kernels import driver as library_driver
 from bsrgemm._kernels import jit, overlapping
 from bsrgemm._kernels.element_types import Types
-from bsrgemm._kernels.sources import cuda_root, gather
+from bsrgemm._kernels.jit import cuda_root, gather
 from bsrgemm._products.gemm_simt import GemmFew
 
 
@@ -42,7 +43,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver()
-    monkeypatch.setattr(overlapping, "_driver", lambda: found)
+    monkeypatch.setattr(library_driver, "_library", lambda: SimpleNamespace(cuLaunchKernelEx=found))
     stream = SimpleNamespace(ptr=77)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: stream)
     return found

@@ -17,7 +17,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._kernels import element_types
-from bsrgemm._kernels.forced_kernel import force_kernel
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._products import spmv_small as spmv_small_rules
 from bsrgemm.dtypes import BFLOAT16, FP8_VALUES
 

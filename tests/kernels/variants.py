@@ -8,9 +8,8 @@ from functools import cache
 from typing import Any
 
 from bsrgemm import _kernel_index
-from bsrgemm._kernels.jit import KernelSpec
+from bsrgemm._kernels.jit import KernelSpec, cuda_root, gather
 from bsrgemm._kernels.kernel import Kernel
-from bsrgemm._kernels.sources import cuda_root, gather
 from bsrgemm.dtypes import DEVICE_DTYPES
 
 #: One target for each generation of cards. sm_90a is the card that results are measured on.

@@ -16,9 +16,8 @@ from bsrgemm import linalg
 from bsrgemm._kernels import driver
 from bsrgemm._kernels import graphs as kernel_graphs
 from bsrgemm.linalg import graphs
-from bsrgemm.linalg.batched import BatchConjugate
 from bsrgemm.linalg.restarted import Space
-from bsrgemm.linalg.steps import Biconjugate, Conjugate, MinimalResidual
+from bsrgemm.linalg.steps import BatchConjugate, Biconjugate, Conjugate, MinimalResidual
 
 from .. import fake_device
 

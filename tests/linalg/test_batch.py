@@ -11,7 +11,7 @@ import pytest
 import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.base import Backend
-from bsrgemm.linalg.batched import _preconditioner
+from bsrgemm.linalg.systems import _preconditioner
 
 from .problems import numbers, plate
 

@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm._backend.base import Blocks
 from bsrgemm._batch import _block_diagonal
-from bsrgemm.linalg import aggregation, batched, krylov, multigrid, operators, smoothers, steps, systems
+from bsrgemm.linalg import aggregation, krylov, multigrid, operators, smoothers, steps, systems
 from bsrgemm.linalg.graphs import iterations_left
 
 from .. import fake_device
@@ -122,8 +122,8 @@ def test_a_solver_starts_again_three_times(kind: str, monkeypatch: pytest.Monkey
             linalg.cg(A, b, rtol=1e-9, maxiter=10_000)
         assert len(made) == 1 + 3
         return
-    residual = batched.BatchSystem.residual
-    monkeypatch.setattr(batched.BatchSystem, "residual", lambda self: (made.append(1), residual(self))[1])
+    residual = systems.BatchSystem.residual
+    monkeypatch.setattr(systems.BatchSystem, "residual", lambda self: (made.append(1), residual(self))[1])
     with pytest.warns(linalg.SolverWarning, match="1 of 1 systems are not solved"):
         linalg.cg(bg.bsr_batch([A]), b[None], rtol=1e-9, maxiter=10_000)
     assert len(made) == 1 + 3 + 1  # the last one tells
@@ -147,7 +147,7 @@ def test_ten_iterations_for_each_row_are_the_most_by_default() -> None:
     assert systems.System("cg", A, b, None, 0.5, 1e-9, 3, None).maxiter == 3
     np.testing.assert_allclose(systems.System("cg", A, b, None, 0.5, 1e-9, 3, None).enough, 0.5 * np.linalg.norm(b))
     batch = bg.bsr_batch([A, A])
-    assert batched.BatchSystem("cg", batch, np.ones((2, 6)), None, 1e-5, 0.0, None, None).maxiter == 60
+    assert systems.BatchSystem("cg", batch, np.ones((2, 6)), None, 1e-5, 0.0, None, None).maxiter == 60
 
 
 @pytest.mark.parametrize("restart", [None, 1, 3, 500])

@@ -312,14 +312,14 @@ def test_another_shape_of_the_same_arrays_is_another_state() -> None:
 
 def test_another_choice_of_kernels_is_another_state() -> None:
     """On a card, a graph has the launches of the kernels that were chosen when it was captured."""
-    from bsrgemm._kernels import forced_kernel
+    from bsrgemm._kernels.kernel import force_kernel
     from bsrgemm._kernels.launch import Calls
     from bsrgemm._products.operand import PreparedLaunches
 
     A = bg.bsr_array(np.eye(4), blocksize=(2, 2))
     state = PreparedLaunches(A)
     assert state.holds_for(A)
-    with forced_kernel.force_kernel("Spmm"):
+    with force_kernel("Spmm"):
         assert not state.holds_for(A)
     with bg.overlapping():
         assert not state.holds_for(A)

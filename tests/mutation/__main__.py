@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from bsrgemm._kernels import sources
+from bsrgemm._kernels import jit
 
 from . import rules
 
@@ -115,7 +115,7 @@ def places(root: Path, error: rules.Error) -> set[str]:
 def _kernels(root: Path) -> dict[str, set[str]]:
     """Every CUDA source with all that it includes, itself too."""
     folder = root / "cuda"
-    return {f"cuda/{p.name}": {f"cuda/{x}" for x in sources.gather(p.name, folder)} for p in folder.glob("*.cu")}
+    return {f"cuda/{p.name}": {f"cuda/{x}" for x in jit.gather(p.name, folder)} for p in folder.glob("*.cu")}
 
 
 def ordered(tests: list[Test], file: str) -> list[Test]:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import bsrgemm as bg
-from bsrgemm._kernels import disk_cache, element_types, forced_kernel
+from bsrgemm._kernels import disk_cache, element_types
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._kernels.launch import Chain
 from bsrgemm._products import copied, prepared, tuned
 from bsrgemm._products import tune as tune_module
@@ -91,7 +92,7 @@ def test_a_damaged_file_is_as_good_as_none(folder: Path, damage: str) -> None:
 
 
 def test_only_asks_for_one_kernel_and_says_so_where_it_cannot() -> None:
-    with forced_kernel.force_kernel("GemmSm80"):
+    with force_kernel("GemmSm80"):
         assert isinstance(choose(PROBLEM, H200), GemmSm80)
         with pytest.raises(ValueError, match="GemmSm80 cannot multiply this"):
             choose(replace(PROBLEM, R=7, K=7, b_order=""), H200, False)

@@ -45,7 +45,6 @@ CACHES: dict[str, dict[str, str]] = {
         "_device_targets": "the device: kernels/test_jit.py",
         "_argument_class": "nothing",
     },
-    "_kernels/overlapping.py": {"_driver": "the process"},
     "_kernels/kernel.py": {"_spec": "the kernel with all its fields"},
     "_kernels/structs.py": {
         "_patch": "the struct and the names of fields",
@@ -58,8 +57,6 @@ CACHES: dict[str, dict[str, str]] = {
     "_kernels/tensor_map.py": {
         "_driver_arguments": "dtype, sizes, strides, box, swizzle and promotion: kernels/test_tensor_map.py",
         "dtype_name": "the dtype",
-        "_driver_function": "the process",
-        "_replace_address": "the process",
     },
     "_kernels/timing.py": {"_sleep_kernel": "device"},
     "_kernels/workspace.py": {

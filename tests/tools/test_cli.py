@@ -107,7 +107,10 @@ def test_info_with_a_device_shows_it_and_its_kernels(
     assert sorted(device) == sorted(map(str, DEVICE_DTYPES))
     assert main(["info"]) == 0
     text = capsys.readouterr().out
-    assert "Some Card, compute capability 9.0, 80 GiB" in text and "gemm_simt" in text
+    assert "Some Card, compute capability 9.0, 80 GiB" in text
+    half = next(row["products"] for row in found["kernels"] if row["device"] == "cuda" and "float16" in row["dtypes"])
+    wanted = ["spmv_small or gemm_few", "spmm or gemm_sm90", "spgemm_simt or block_products_sm90", "attention_sm90"]
+    assert list(half.values()) == wanted and all(names in text for names in wanted)
 
 
 def test_info_survives_a_broken_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +231,7 @@ def test_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.M
 
 
 def test_a_check_that_raises_fails_with_the_reason() -> None:
-    def broken(backend: Backend, rng: np.random.Generator, dtype: np.dtype[Any]) -> list[verify_command.Case]:
+    def broken(trial: object) -> list[verify_command.Case]:
         raise OSError("no\nkernel")
 
     outcome, *_ = verify_command.run([verify_command.Check("broken", broken)])
@@ -248,9 +251,7 @@ def test_a_check_that_raises_fails_with_the_reason() -> None:
     ids=lambda case: case.label,
 )
 def test_a_wrong_case_fails(case: verify_command.Case) -> None:
-    outcomes = {
-        o.dtype: o for o in verify_command.run([verify_command.Check("case", lambda backend, rng, dtype: [case])])
-    }
+    outcomes = {o.dtype: o for o in verify_command.run([verify_command.Check("case", lambda trial: [case])])}
     assert not outcomes["float32"].ok
 
 

@@ -24,7 +24,7 @@ assert (A @ np.arange(6.0)).tolist() == [1, 1, 5, 5, 9, 9]
 assert (A @ A).toarray().sum() == 24
 print(bg.__file__)
 """
-FIND_SOURCES = "import bsrgemm._kernels.sources as s; print(s.cuda_root())"
+FIND_SOURCES = "import bsrgemm._kernels.jit as s; print(s.cuda_root())"
 
 
 def _run(*command: str | Path, cwd: Path, **env: str) -> str:

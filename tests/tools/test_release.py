@@ -41,10 +41,10 @@ print(bg.__file__)
 """
 COMPILE = """
 from bsrgemm._backend.array_kernels import Expand
-from bsrgemm._kernels import jit, sources
+from bsrgemm._kernels import jit
 compiled = jit.compile_cubin(Expand("i32").spec(), "sm_80")
 assert len(compiled.cubin) > 1000
-print(sources.cuda_root())
+print(jit.cuda_root())
 """
 
 

@@ -206,11 +206,7 @@ def _sparse(A: Any, B: Any) -> Any:
     dtype, blocksize = result_dtype(a.dtype, b.dtype), (a.blocksize[0], b.blocksize[1])
     if a.axis == 1:
         return _summed(A, B, Layout((a.shape[0],), b.shape[1], blocksize, dtype, a.device))
-    for start, _ in b.bounds:
-        if start % a.blocksize[1]:
-            raise ValueError(
-                f"B: a panel begins at row {start}, inside a block column of A: wanted multiples of {a.blocksize[1]}"
-            )
+    _check_rows(b.bounds, a.blocksize[1])
     layout = Layout(a.sides, b.shape[1], blocksize, dtype, a.device)
     name = f"bsr-matmul-{tokenize(A.name, B.name)}"
     layer: dict[Any, Any] = {}
@@ -221,6 +217,15 @@ def _sparse(A: Any, B: Any) -> Any:
             layer[key] = Task(key, tasks.plus_sparse_product, total, panel, other, bounds=bounds)
             total = TaskRef(key)
     return type(A)(HighLevelGraph.from_collections(name, layer, dependencies=[A, B]), name, layout)
+
+
+def _check_rows(bounds: tuple[tuple[int, int], ...], block: int) -> None:
+    """Raise ValueError unless the panels of B begin where block columns of A do."""
+    for start, _ in bounds:
+        if start % block:
+            raise ValueError(
+                f"B: a panel begins at row {start}, inside a block column of A: wanted multiples of {block}"
+            )
 
 
 def _summed(A: Any, B: Any, layout: Layout) -> Any:
@@ -253,11 +258,7 @@ def _columns_like(A: Any, B: PanelBase) -> Any:
     sides = layout.sides if layout.axis == 0 else (layout.across,)
     if sum(sides) != A.shape[1]:
         sides = (A.shape[1],)  # the shapes do not fit, which is said later
-    for start, _ in bounds_of(sides):
-        if start % A.blocksize[1]:
-            raise ValueError(
-                f"B: a panel begins at row {start}, inside a block column of A: wanted multiples of {A.blocksize[1]}"
-            )
+    _check_rows(bounds_of(sides), A.blocksize[1])
     pieces = [A] if len(sides) == 1 else [A[:, start:stop] for start, stop in bounds_of(sides)]
     return _panels(B, pieces, Layout(sides, A.shape[0], A.blocksize, A.dtype, tasks.device_of(A), axis=1))
 

@@ -291,13 +291,7 @@ class DistributedMatrix(DistributedOperator):
         comm, backend, n = self.comm, self._backend, self.shape[_axis(axis)]
         with together(comm):
             if comm.rank == 0:
-                if not backend.is_dense(b):
-                    raise TypeError(f"b: wanted a dense array on {backend.name!r}, got {type(b).__name__}")
-                assert b is not None
-                if b.ndim not in (1, 2) or len(b) != n:
-                    raise ValueError(f"b: wanted shape ({n},) or ({n}, k), got {tuple(b.shape)}")
-                if b.dtype.hasobject:
-                    raise TypeError(f"b: wanted numbers, got {b.dtype}")
+                self._check_vector(b, "b", n)
         dtype, rest = comm.broadcast((b.dtype, tuple(b.shape[1:])) if comm.rank == 0 and b is not None else None)
         parts = [slice(*(int(s) * self.blocksize[axis] for s in pair)) for pair in self._pairs(axis)]
         mine = backend.xp.empty((parts[comm.rank].stop - parts[comm.rank].start, *rest), dtype)
@@ -340,12 +334,7 @@ class DistributedMatrix(DistributedOperator):
         """
         comm, backend, n = self.comm, self._backend, self.local_shape[_axis(axis)]
         with together(comm):
-            if not backend.is_dense(y):
-                raise TypeError(f"y: wanted a dense array on {backend.name!r}, got {type(y).__name__}")
-            if y.ndim not in (1, 2) or len(y) != n:
-                raise ValueError(f"y: wanted shape ({n},) or ({n}, k), got {tuple(y.shape)}")
-            if y.dtype.hasobject:
-                raise TypeError(f"y: wanted numbers, got {y.dtype}")
+            self._check_vector(y, "y", n)
         self.agree("y", f"{y.dtype} with columns {tuple(y.shape[1:])}")
         y = backend.xp.ascontiguousarray(y)
         if comm.rank:
@@ -356,6 +345,15 @@ class DistributedMatrix(DistributedOperator):
         whole[parts[0]] = y
         comm.exchange({}, {rank: whole[part] for rank, part in enumerate(parts) if rank}).wait()
         return whole
+
+    def _check_vector(self, x: Any, name: str, n: int) -> None:
+        """Raise TypeError or ValueError unless x holds one vector of n numbers, or several, on this device."""
+        if not self._backend.is_dense(x):
+            raise TypeError(f"{name}: wanted a dense array on {self._backend.name!r}, got {type(x).__name__}")
+        if x.ndim not in (1, 2) or len(x) != n:
+            raise ValueError(f"{name}: wanted shape ({n},) or ({n}, k), got {tuple(x.shape)}")
+        if x.dtype.hasobject:
+            raise TypeError(f"{name}: wanted numbers, got {x.dtype}")
 
     def _pairs(self, axis: int) -> Any:
         starts = (self.row_starts, self.column_starts)[axis]

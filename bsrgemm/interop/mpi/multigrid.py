@@ -106,16 +106,13 @@ class DistributedMultigrid(Multigrid):
 
     def report(self) -> str:
         """Return a table of the levels, as `Multigrid.report`, with the ranks of each."""
-        spread, o = len(self._levels), self._options
+        spread = len(self._levels)
         lines = [f"{'level':<5}{'rows':>13}{'block size':>12}{'elements a row':>16}  where"]
         for k, A in enumerate(self.levels):
             size = " x ".join(map(str, A.blocksize))
             where = f"{self._comm.size} ranks" if k < spread else "every rank"
             lines.append(f"{k:>5}{A.shape[0]:>13,}{size:>12}{A.nnz / max(1, A.shape[0]):>16.1f}  {where}")
-        lines.append(
-            f"operator complexity {self.operator_complexity:.2f}, {o.cycle}-cycle, {o.smoother} of degree {o.degree}"
-        )
-        return "\n".join(lines)
+        return "\n".join([*lines, self._summary()])
 
 
 def set_up(A: Any, near_nullspace: Any, theta: float, limits: tuple[int, int], options: Options) -> Multigrid:

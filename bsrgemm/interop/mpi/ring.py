@@ -18,7 +18,7 @@ from ..._attention.gradients import attention_backward
 from ..._attention.mask import BlockMask
 from ..._attention.merge import merge_states
 from ..._backend.base import Array
-from ..communicator import Communicator, Exchange, as_communicator, together
+from ..communicator import Communicator, Exchange, as_communicator, texts_of, together
 from .ring_plan import Call, Plan, Ring, check_split, local_length, parts_of, plan_of, ranges
 
 
@@ -248,8 +248,7 @@ class _Operands:
     def agree(self) -> None:
         """Compare the arguments of all ranks, and plan the steps. Errors are raised by all ranks together."""
         comm, sizes, mask = self.comm, self.sizes, self.rules.mask
-        own = f"{sizes.queries} {sizes.keys}\n{self._described()}"
-        others = [bytes(x).decode() for x in comm.allgather(np.frombuffer(own.encode(), np.uint8))]
+        others = texts_of(comm, f"{sizes.queries} {sizes.keys}\n{self._described()}")
         lengths, texts = zip(*(text.split("\n", 1) for text in others), strict=True)
         with together(comm):
             for rank, text in enumerate(texts):
