@@ -90,8 +90,8 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/operand.py": {
         "Operand._entries": "the arrays of the matrix, which are watched, and what is in the key of each entry: "
         "products/test_operand.py",
-        "Operand.wide": "the arrays, and which of the real matrices it is",
     },
+    "_products/gemm_sm80.py": {"_writer_of_sums": "the type of sums"},
     "_products/prepared.py": {"fastest": "the problem and the card"},
     "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
     "_products/sparse_dense.py": {"_chosen": "sides, counts, dtypes, alignment, the forced kernel, and the card"},
