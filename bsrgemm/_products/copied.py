@@ -57,7 +57,7 @@ class Copied(Holder):
     wider: str = ""
 
     costs: ClassVar = {
-        "launch": 3.68, "copy": 0.58,
+        "launch": 3.55, "copy": 0.414,
     }  # fmt: skip
 
     def inner(self, problem: Problem) -> Problem:

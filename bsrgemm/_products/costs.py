@@ -16,6 +16,8 @@ from .call import Problem
 
 #: The shares of the bandwidth that kernels reach, and bytes per nanosecond from the L2 to all multiprocessors.
 _BANDWIDTH, _L2 = 0.875, 7000.0
+#: The longest of some hundred rows at random has so many standard deviations more than the mean.
+_SPREAD = 2.5
 #: The card on which times were measured.
 H200 = Card("sm_90a", 132)
 #: What a multiprocessor's L1 cache keeps, and its registers.
@@ -39,10 +41,10 @@ class Rows:
 
 
 def rows_of(problem: Problem) -> Rows:
-    """The block rows of a product. Those of a transpose were not stored by rows, and differ in length."""
-    mean = problem.blocks / max(1, problem.block_rows)
-    spread = 3 * math.sqrt(mean) if problem.transposed or problem.turned else 0
-    longest = min(problem.block_cols, max(1.0, mean * problem.uneven + spread))  # a row has a block if there are any
+    """The block rows of a product. They are taken to be drawn at random, so that the longest exceeds the mean."""
+    mean, most = problem.blocks / max(1, problem.block_rows), problem.block_cols
+    spread = _SPREAD * math.sqrt(mean * max(0.0, 1 - mean / max(1, most)))
+    longest = min(most, max(1.0, mean * problem.uneven + spread))  # a row has a block if there are any
     return Rows(problem.block_rows, problem.block_cols, mean, longest)
 
 

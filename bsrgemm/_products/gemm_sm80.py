@@ -58,11 +58,11 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     reads_lines = True
 
     costs: ClassVar = {
-        "t0": 10.8, "lat_h": 624.0, "lat_s": 785.0, "lat_t": 857.0, "lat_d": 559.0, "lat_i": 559.0, "lat_n": 22.9,
-        "rate_h": 1.37, "rate_s": 0.194, "rate_t": 0.604, "rate_d": 0.179, "rate_i": 3.01, "union_h": 0.722,
-        "union_s": 0.143, "union_t": 0.27, "union_d": 0.234, "union_i": 1.0, "T": 0.798, "F": 0.924, "ragged_h": 1.09,
-        "ragged_s": 1.07, "ragged_t": 1.08, "ragged_d": 1.05, "ragged_i": 1.6, "l2": 1.02, "cut": 4.0,
-        "add": 1e5,
+        "t0": 8.55, "lat_h": 680.0, "lat_s": 601.0, "lat_t": 1120.0, "lat_d": 744.0, "lat_i": 675.0, "lat_n":
+        23.2, "rate_h": 0.94, "rate_s": 0.194, "rate_t": 0.625, "rate_d": 0.147, "rate_i": 1.64, "union_h":
+        0.595, "union_s": 0.187, "union_t": 0.27, "union_d": 0.352, "union_i": 1.33, "T": 0.926, "F": 0.935,
+        "ragged_h": 1.11, "ragged_s": 1.23, "ragged_t": 0.88, "ragged_d": 0.824, "ragged_i": 1.35, "l2": 1.12,
+        "cut": 4.39, "add": 8.75e+04,
     }  # fmt: skip
 
     @property
@@ -113,8 +113,8 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         )
         share, least = tiles * mean / (card.multiprocessors * resident), self.least_columns(p) / p.K
         entries, adding = longest + (rounds - 1) * mean, 0.0
-        if longest > max(1.15 * share, least):  # it is cut
-            entries = max(1.3 * share, least)
+        if longest > max(1.0, 1.15 * share, least):  # it is cut
+            entries = max(1.0, 1.3 * share, least)
             sums = high * min(self.tile_n, p.N) * (8 if kind == "d" else 4)
             adding = x["cut"] + longest / entries * sums / x["add"]
         chain = math.ceil(p.K * size / 128) * entries * step / 1e3 / speed(card)

@@ -34,7 +34,7 @@ class RealViews(Holder):
     """
 
     costs: ClassVar = {
-        "launch": 3.68, "copy": 0.58,
+        "launch": 4.58, "copy": 0.804,
     }  # fmt: skip
 
     @classmethod

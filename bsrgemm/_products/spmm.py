@@ -66,10 +66,10 @@ class Spmm(ByRows, source="spmm.cu", argument=arguments.product):
     stages = 2
 
     costs: ClassVar = {
-        "memory": 2.54, "t0": 14.5, "t0_staged": 4.61, "miss": 9.91, "l_blk": 3.99, "l_staged": 144.0, "l_k": 71.3,
-        "l_kF": 27.5, "l_f_h": 1.52, "l_f_s": 1.2, "l_f_d": 3.1, "l_f_i": 1.95, "l_T": 1.22, "i_blk": 11.1,
-        "i_b": 0.105, "i_bF": 5.33, "i_a": 0.671, "i_a_staged": 0.104, "i_f_h": 0.149, "i_f_s": 0.169, "i_f_d": 0.012,
-        "i_f_i": 0.0659, "l2": 0.435, "l2_staged": 1.15,
+        "memory": 2.94, "t0": 6.99, "t0_staged": 5.66, "miss": 10.5, "l_blk": 3.92, "l_staged": 107.0, "l_k":
+        83.7, "l_kF": 29.7, "l_f_h": 2.91, "l_f_s": 3.57, "l_f_d": 8.84, "l_f_i": 6.76, "l_T": 1.28, "i_blk":
+        11.6, "i_b": 0.105, "i_bF": 3.87, "i_a": 0.819, "i_a_staged": 0.103, "i_f_h": 0.157, "i_f_s": 0.133,
+        "i_f_d": 0.0119, "i_f_i": 0.0728, "l2": 0.453, "l2_staged": 0.855,
     }  # fmt: skip
 
     @property

@@ -91,6 +91,7 @@ CACHES: dict[str, dict[str, str]] = {
         "Operand._entries": "the arrays of the matrix, which are watched, and what is in the key of each entry: "
         "products/test_operand.py",
     },
+    "_products/filled.py": {"_divisor": "two numbers"},
     "_products/gemm_sm80.py": {"_writer_of_sums": "the type of sums"},
     "_products/prepared.py": {"fastest": "the problem and the card"},
     "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
