@@ -31,7 +31,7 @@ from .filled import Fill, filled
 from .gemm_simt import INDEX, names_of
 from .operand import Kind, Operand
 from .prepared import Filled, fastest
-from .spgemm_pattern import Joining
+from .spgemm_pattern import KEPT, Joining
 
 #: Bytes of both factors filled up and of the dense product together.
 _MOST_BYTES = 4 << 30
@@ -131,7 +131,7 @@ class SparseDense:
         """The product of real matrices, the second one with these blocks; None if B has a block twice."""
         pattern = Blocks(data, *B.arrays[1:])
         bits = B.remembered(("bits", self.columns), lambda: spgemm_pattern.row_bits(pattern, self.columns))
-        joining = spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
+        joining = KEPT.get(A, B, "joined") or spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
         if joining is None:
             return None
         p = self.problem
@@ -147,6 +147,7 @@ class SparseDense:
         blocks = joining.finish()
         if blocks is None:
             return None
+        KEPT.add(A, B, "joined", joining)
         out = cupy.empty((blocks, p.R, self.N), self.dtype)
         if blocks:
             self._take(A, joining, full_b, full, out)
