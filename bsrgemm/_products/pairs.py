@@ -50,6 +50,10 @@ class PairsLaunch:
     #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
     in_strips: bool
 
+    def reads(self, a: Array, b: Array) -> bool:
+        """Whether it reads the blocks of these arrays, and no copies."""
+        return self.operands[0] is a and self.operands[1] is b
+
     def start(self, blocks: int, pairs: int, rows: int) -> Array:
         """Compute so many blocks, of so many pairs; `rows` is as in `pair_products`."""
         out = cupy.empty((blocks, self.computed.R, self.computed.N), self.computed.out)

@@ -85,8 +85,9 @@ class Listing:
     def __init__(self, patterns: _Patterns, room: tuple[int, int]) -> None:
         pairs, blocks = self._room = room
         self._numbers: list[int] | None = None
-        #: whether other products use it too
+        #: whether other products use it too, and their launches by what these depend on
         self.is_kept = False
+        self.launches: dict[Any, Any] = {}
         #: the numbers of pairs and of blocks of the result, if both matrices store blocks at random
         self.expected = expected(patterns.rows, patterns.block_cols, patterns.inner, patterns.sizes)
         rows, index = patterns.rows, patterns.index

@@ -160,11 +160,14 @@ def test_a_matrix_of_other_dtypes_lists_its_pairs(device: Device, dense: None, r
     assert "take_blocks" not in kernels
 
 
-@pytest.mark.parametrize("way", ["SparseDense", "BlockProducts"])
-def test_the_third_product_of_two_matrices_finds_no_pattern(way: str, device: Device, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("side", [3, 16])
+@pytest.mark.parametrize("way", ["SparseDense", "BlockProducts", "SpgemmSimt"])
+def test_the_third_product_of_two_matrices_finds_no_pattern(
+    way: str, side: int, device: Device, rng: np.random.Generator
+) -> None:
     """Values may change, and results have index arrays of their own; another pattern is found anew."""
     left, right = rng.random((5, 6)) < 0.5, rng.random((6, 7)) < 0.5
-    A, B = bsr(rng, left, (3, 4), F32), bsr(rng, right, (4, 5), F32)
+    A, B = bsr(rng, left, (side, 4), F32), bsr(rng, right, (4, side), F32)
     on = A.on(device), B.on(device)
     found = []
     with force_kernel(way):
