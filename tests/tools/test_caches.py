@@ -98,6 +98,7 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/prepared.py": {"fastest": "the problem and the card"},
     "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
     "_products/sparse_dense.py": {"_chosen": "sides, counts, dtypes, alignment, the forced kernel, and the card"},
+    "_products/spgemm_pattern.py": {"Listing.launches": "the forced kernel and the device, of two arrays"},
     "_products/spmm.py": {
         "spmm_small": "types, sizes and layout",
         "spmm_staged": "types, sizes and shared memory",
