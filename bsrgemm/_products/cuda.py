@@ -92,11 +92,11 @@ class CudaProducts(ProductEngine):
             return super().multiply_sparse(a, b, block_cols, dtype)
         if operands is not None:
             spgemm_pattern.KEPT.add(*operands, "listed", listing)
-        if listing.is_kept and prepared is not None and prepared.reads(a.data, b.data):
+        if listing.is_kept and prepared is not None:
             listing.launches[key] = prepared
         count, blocks = found
         if prepared is not None:
-            data = prepared.start(blocks, count, rows)
+            data = prepared.start(a.data, b.data, blocks, count, rows)
         else:
             lists = listing.left[:count], listing.right[:count], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)

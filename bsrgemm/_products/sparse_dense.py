@@ -78,7 +78,7 @@ class SparseDense:
 
     #: microseconds of launches that others do not need, and of a pair that is listed; how many times the bits of a row
     #: of B are read from the L2, and the share of the bandwidth of memory that `take_blocks` reaches
-    costs: ClassVar = {"t0": 50.0, "pair": 0.2e-3, "bits": 2.0, "take": 0.25}
+    costs: ClassVar = {"t0": 30.0, "pair": 0.2e-3, "bits": 2.0, "take": 0.25}
 
     @classmethod
     def of(cls, A: Operand, B: Operand, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:

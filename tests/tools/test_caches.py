@@ -96,6 +96,7 @@ CACHES: dict[str, dict[str, str]] = {
         "Operand.wide": "the arrays, and which of the real matrices it is",
     },
     "_products/prepared.py": {"fastest": "the problem and the card"},
+    "_products/pairs.py": {"_computed": "sides, dtypes, counts, alignment, what is forced, and the card"},
     "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
     "_products/sparse_dense.py": {"_chosen": "sides, counts, dtypes, alignment, the forced kernel, and the card"},
     "_products/spgemm_pattern.py": {"Listing.launches": "the forced kernel and the device, of two arrays"},
