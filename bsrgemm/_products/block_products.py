@@ -326,7 +326,7 @@ class BlockProductsSm80(
     #: as those of `BlockProductsSm90`, by how elements are multiplied
     costs: ClassVar = {
         "MMA_F16": (1370.0, 80.0, 620.0), "MMA_BF16": (1370.0, 80.0, 620.0), "MMA_TF32": (604.0, 80.0, 860.0),
-        "MMA_3XTF32": (194.0, 100.0, 790.0), "MMA_F64": (179.0, 80.0, 560.0),
+        "MMA_3XTF32": (140.0, 100.0, 790.0), "MMA_F64": (179.0, 80.0, 560.0),
     }  # fmt: skip
 
     @property

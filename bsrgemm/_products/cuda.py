@@ -74,22 +74,30 @@ class CudaProducts(ProductEngine):
     def multiply_sparse(
         self, a: Blocks, b: Blocks, block_cols: int, dtype: np.dtype[Any], matrices: tuple[Any, Any] | None = None
     ) -> Blocks:
-        if matrices is not None:
-            whole = sparse_dense.multiplied(operand_of(matrices[0]), operand_of(matrices[1]), block_cols, dtype)
-            if whole is not None:
-                return whole
-        listing = spgemm_pattern.begin(a, b, block_cols)
+        operands = None if matrices is None else (operand_of(matrices[0]), operand_of(matrices[1]))
+        whole = None if operands is None else sparse_dense.multiplied(*operands, block_cols, dtype)
+        if whole is not None:
+            return whole
+        kept = None if operands is None else spgemm_pattern.KEPT.get(*operands, "listed")
+        listing = kept or spgemm_pattern.begin(a, b, block_cols)
         if listing is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
         rows = len(a.indptr) - 1
         # the host prepares the products while the card lists the pairs
-        prepared = pairs.pairs_launch(a.data, b.data, listing.lists, dtype, listing.expected)
+        key = Kernel.forced, cupy.cuda.runtime.getDevice()
+        prepared = listing.launches.get(key)
+        if prepared is None:
+            prepared = pairs.pairs_launch(a.data, b.data, listing.lists, dtype, listing.expected)
         found = listing.finish()
         if found is None:
             return super().multiply_sparse(a, b, block_cols, dtype)
+        if operands is not None:
+            spgemm_pattern.KEPT.add(*operands, "listed", listing)
+        if listing.is_kept and prepared is not None:
+            listing.launches[key] = prepared
         count, blocks = found
         if prepared is not None:
-            data = prepared.start(blocks, count, rows)
+            data = prepared.start(a.data, b.data, blocks, count, rows)
         else:
             lists = listing.left[:count], listing.right[:count], listing.starts[:blocks]
             data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)

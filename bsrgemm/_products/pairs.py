@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -20,7 +21,6 @@ from .block_products import (
     BlockProductsSm80,
     BlockProductsSm90,
     Lists,
-    is_preferred,
     matrix_map,
     simt_seconds,
     tensor_seconds,
@@ -28,37 +28,52 @@ from .block_products import (
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
-#: Seconds of a launch, the share of the bandwidth of memory that a copy reaches, and the most bytes of copies.
-_LAUNCH, _COPY_RATE, _MOST_BYTES = 3e-6, 0.6, 4 << 30
+#: Seconds of a copy at least, the share of the bandwidth of memory that a copy reaches, and the most bytes of copies.
+_LAUNCH, _COPY_RATE, _MOST_BYTES = 8e-6, 0.6, 4 << 30
 
 
 @dataclass(slots=True)
 class PairsLaunch:
-    """The launch of ``BSR @ BSR`` for lists of pairs of which it need not be known yet how long they are."""
+    """The launch of ``BSR @ BSR`` for lists of pairs of which it need not be known yet how long they are.
+
+    It can be started again for blocks that lie as those for which it was made.
+    """
 
     launch: Launch
-    operands: tuple[Array, Array]
-    #: what is computed: blocks with zeros at their ends, real ones for complex ones
+    #: the blocks as they are given, and as they are computed: with zeros at their ends, real ones for complex ones
+    given: BlockProblem
     computed: BlockProblem
-    #: sides and dtype of the blocks of the result
-    sides: tuple[int, int]
-    dtype: np.dtype[Any]
+    #: what copies the left and the right blocks to those that are computed, if they are copied
+    copies: tuple[Launch | None, Launch | None]
     #: number of tiles of a block
     tiles: int
-    #: whether CTAs go on with tiles, as those of the Hopper kernel do
-    persistent: bool
     #: whether blocks are computed in strips, so that what is read of B is found in the L2 cache
     in_strips: bool
+    #: what copies so many blocks of a result without the zeros, once it was started
+    cut: tuple[int, Launch] | None = None
 
-    def start(self, blocks: int, pairs: int, rows: int) -> Array:
+    def start(self, a: Array, b: Array, blocks: int, pairs: int, rows: int) -> Array:
         """Compute so many blocks, of so many pairs; `rows` is as in `pair_products`."""
-        out = cupy.empty((blocks, self.computed.R, self.computed.N), self.computed.out)
+        a, b = contiguous(a), contiguous(b)
+        given, fit = self.given, self.computed
+        if fit.a != given.a:
+            a, b = reals.left(a), reals.right(b)
+        a, b = (
+            x if copy is None else copied(copy, x, (len(x), *sides))
+            for x, copy, sides in ((a, self.copies[0], (fit.R, fit.K)), (b, self.copies[1], (fit.K, fit.N)))
+        )
+        out = cupy.empty((blocks, fit.R, fit.N), fit.out)
         tiles = blocks * self.tiles
-        self.launch.grid = (min(tiles, card().multiprocessors) if self.persistent else tiles,)
+        persistent = isinstance(self.launch.kernel, BlockProductsSm90)  # whose CTAs go on with tiles
+        self.launch.grid = (min(tiles, card().multiprocessors) if persistent else tiles,)
         row_blocks = round(blocks / rows) if self.in_strips and rows >= _STRIP else 0
-        self.launch.start((*self.operands, out), blocks, pairs, row_blocks)
-        found = out.view(self.dtype)
-        return found if found.shape[1:] == self.sides else resized(found, self.sides)
+        self.launch.start((a, b, out), blocks, pairs, row_blocks)
+        if out.shape[1:] == (given.real.R, given.real.N):
+            return out.view(given.out)
+        sides = (blocks, given.real.R, given.real.N)
+        if self.cut is None or self.cut[0] != blocks:
+            self.cut = blocks, copying(out, sides)
+        return copied(self.cut[1], out, sides).view(given.out)
 
 
 def pair_products(
@@ -72,7 +87,7 @@ def pair_products(
     """
     lists = contiguous(ia), contiguous(ib), contiguous(starts)
     found = pairs_launch(a, b, lists, dtype, (len(ia), len(starts)))
-    return None if found is None else found.start(len(starts), len(ia), rows)
+    return None if found is None else found.start(a, b, len(starts), len(ia), rows)
 
 
 def pairs_launch(
@@ -85,36 +100,61 @@ def pairs_launch(
     """
     (R, K), N, pairs = a.shape[1:], b.shape[2], len(lists[0])
     given = BlockProblem(card().arch, a.dtype, b.dtype, dtype, R, K, N)
-    fit = given.real.fitting
-    unfit = not 0 < pairs < MOST or max(len(a) * fit.R, len(b) * fit.K) >= MOST
-    if unfit or not BlockProductsSm80.serves(fit) or Kernel.forced == "SpgemmSimt":
+    aligned = a.data.ptr % LINE == 0, b.data.ptr % LINE == 0
+    fit = _computed(given, all(aligned), (len(a), len(b)), (max(1, pairs), len(lists[2])), expected, _forced(), card())
+    if fit is None or pairs == 0:
         return None
-    a, b = contiguous(a), contiguous(b)
-    if (fit != given or (a.data.ptr | b.data.ptr) % LINE) and not pays(given, (len(a), len(b)), expected, card()):
-        return None
-    if fit.a != given.a:
-        a, b = reals.left(a), reals.right(b)
-    a, b = (
-        x if x.shape[1:] == sides and x.data.ptr % LINE == 0 else resized(x, sides)
-        for x, sides in ((a, (fit.R, fit.K)), (b, (fit.K, fit.N)))
-    )
+    shapes = (len(a), given.real.R, given.real.K), (len(b), given.real.K, given.real.N)
+    wanted = (fit.R, fit.K), (fit.K, fit.N)
+    copies = tuple(
+        None if shape[1:] == sides and (start or (is_right and fit.a != given.a))
+        else copying(Lie.in_order(fit.a, shape)._replace(address=0 if start else fit.a.itemsize), (len(x), *sides))
+        for x, shape, sides, start, is_right in zip((a, b), shapes, wanted, aligned, (False, True), strict=True)
+    )  # fmt: skip
     found = Lists(*lists, (len(lists[2]), pairs, len(a), len(b)))
-    made = _launch(fit, a, b, found)
+    made = _launch(fit, (len(a), len(b)), found)
     if made is None:
         return None
     launch, tiles = made
-    persistent = isinstance(launch.kernel, BlockProductsSm90)
-    return PairsLaunch(launch, (a, b), fit, (R, N), dtype, tiles, persistent, b.nbytes > card().l2_bytes)
+    in_strips = len(b) * fit.K * fit.N * fit.b.itemsize > card().l2_bytes
+    return PairsLaunch(launch, given, fit, (copies[0], copies[1]), tiles, in_strips)
 
 
-def _launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> tuple[Launch, int] | None:
+def _forced() -> bool | None:
+    """Whether the tensor cores are forced, or the CUDA cores; None if neither is."""
+    return {"BlockProducts": True, "SpgemmSimt": False}.get(Kernel.forced or "")
+
+
+@lru_cache(maxsize=4096)
+def _computed(
+    given: BlockProblem,
+    aligned: bool,
+    stored: tuple[int, int],
+    most: tuple[int, int],
+    expected: tuple[float, int],
+    forced: bool | None,
+    card: Card,
+) -> BlockProblem | None:
+    """The blocks that the tensor cores compute, or None if they cannot, or if their copies do not pay.
+
+    The lists have room for so many pairs and blocks at `most`.
+    """
+    fit = given.real.fitting
+    unfit = most[0] >= MOST or max(stored[0] * fit.R, stored[1] * fit.K) >= MOST
+    if unfit or forced is False or not BlockProductsSm80.serves(fit):
+        return None
+    is_read = fit == given and aligned
+    return fit if is_read or forced or pays(given, stored, expected, card) else None
+
+
+def _launch(problem: BlockProblem, stored: tuple[int, int], found: Lists) -> tuple[Launch, int] | None:
     """Return the launch and the number of tiles of a block, or None if there are too many tiles."""
     R, K, N = problem.R, problem.K, problem.N
     out = found.counts[0], R, N
     hopper = BlockProductsSm90.of(problem)
     if hopper is not None:
-        left = matrix_map(a.dtype, (K, R, len(a)), (K, R * K), (64, hopper.tile_m))
-        right = matrix_map(b.dtype, (N, K, len(b)), (N, K * N), (64, 64))
+        left = matrix_map(problem.a, (K, R, stored[0]), (K, R * K), (64, hopper.tile_m))
+        right = matrix_map(problem.b, (N, K, stored[1]), (N, K * N), (64, 64))
         launch = hopper.launch((left, right), out, found, K)
         return None if launch is None else (launch, -(-R // hopper.tile_m) * -(-N // hopper.part_n))
     kernel = BlockProductsSm80.of(problem)
@@ -123,12 +163,17 @@ def _launch(problem: BlockProblem, a: Array, b: Array, found: Lists) -> tuple[La
     return None if launch is None else (launch, R // kernel.tile_m * -(-N // kernel.part_n))
 
 
-def resized(x: Array, sides: tuple[int, int]) -> Array:
-    """Return a copy of blocks with other sides: with zeros at their ends, or without what lies beyond."""
-    lie = Lie(x.dtype, (len(x), *map(min, x.shape[1:], sides)), x.strides, x.data.ptr)
-    out = cupy.empty((len(x), *sides), x.dtype)
-    if x.size:
-        Rearrange.copying(lie, Lie.in_order(x.dtype, out.shape)).start((x, out))
+def copying(x: Any, shape: tuple[int, ...]) -> Launch:
+    """Return what copies blocks to others: with zeros at their ends, or without what lies beyond."""
+    lie = Lie(x.dtype, tuple(map(min, x.shape, shape)), x.strides, x.data.ptr)
+    return Rearrange.copying(lie, Lie.in_order(x.dtype, shape))
+
+
+def copied(copy: Launch, x: Array, shape: tuple[int, ...]) -> Array:
+    """Start a copy of blocks."""
+    out = cupy.empty(shape, x.dtype)
+    if out.size:
+        copy.start((x, out))
     return out
 
 
@@ -140,7 +185,7 @@ def pays(given: BlockProblem, stored: tuple[int, int], expected: tuple[float, in
         return False
     copying = sum(_LAUNCH + 2 * n * fit.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copies)
     seconds = tensor_seconds(fit, pairs, blocks, card) + copying
-    return is_preferred("BlockProducts", seconds < simt_seconds(given, pairs, blocks, card))
+    return seconds < simt_seconds(given, pairs, blocks, card)
 
 
 def seconds(given: BlockProblem, stored: tuple[int, int], expected: tuple[float, int], card: Card) -> float:

@@ -62,15 +62,16 @@ def sddmm(
     Notes
     -----
     16-bit floats are summed in float32 and rounded once. The CPU multiplies gathered columns of `Y` by BLAS. GPUs since
-    Ampere use their tensor cores for floats of 16, 32 and 64 bits, if the sides of the blocks are multiples of 16 and
-    `K` times the size of an element is a multiple of 16 bytes. Both operands may be row-major or column-major, as they
-    are or transposed: ``sddmm(dY.T, X, W)``, the gradient of weights, reads both as they lie. Three kinds of operands
-    are copied first: one whose rows or columns do not start at multiples of 16 bytes; on Hopper, in large products of
-    16-bit floats, a row-major `Y` in blocks of 16 or 32 columns and a column-major `X` in blocks of 16 rows, where the
-    product gains more than the copy takes; elsewhere, a column-major `X` unless the rows of a block are a multiple of
-    128 bytes. All other cases run on the CUDA cores of any GPU, with the kernel of the product of two BSR matrices, and
-    need temporary memory for a copy of `Y`. Where it is predicted to be faster, all of ``X @ Y`` is computed and the
-    blocks are copied from it, with up to 4 GiB of temporary memory.
+    Ampere use their tensor cores for floats of 16, 32 and 64 bits and for complex numbers, whose products are real ones
+    of twice the width. Both operands may be row-major or column-major, as they are or transposed: ``sddmm(dY.T, X,
+    W)``, the gradient of weights, reads both as they lie. These are copied in each call, with up to 4 GiB of temporary
+    memory: an operand whose rows or columns do not start at multiples of 16 bytes, or whose blocks have a side that is
+    no multiple of 16; the result of such blocks; a complex `Y`; on Hopper, in large products of 16-bit floats, a
+    row-major `Y` in blocks of 16 or 32 columns and a column-major `X` in blocks of 16 rows, where the product gains
+    more than the copy takes; elsewhere, a column-major `X` unless the rows of a block are a multiple of 128 bytes.
+    Other dtypes, and products that are small, run on the CUDA cores of any GPU, with the kernel of the product of two
+    BSR matrices, and need temporary memory for a copy of `Y`. Where it is predicted to be faster, all of ``X @ Y`` is
+    computed and the blocks are copied from it, with up to 4 GiB of temporary memory.
 
     On Hopper, products of 16-bit floats in blocks of 16, 32 or 64 rows and 16, 32, 64 or 128 columns are computed in
     tiles of blocks that need not be neighbours, from the second product with a pattern on, unless the pattern is small

@@ -31,7 +31,7 @@ from .filled import Fill, Filled, filled
 from .gemm_simt import INDEX, names_of
 from .operand import Kind, Operand
 from .prepared import fastest
-from .spgemm_pattern import Joining
+from .spgemm_pattern import KEPT, Joining
 
 #: Bytes of both factors filled up and of the dense product together.
 _MOST_BYTES = 4 << 30
@@ -78,7 +78,7 @@ class SparseDense:
 
     #: microseconds of launches that others do not need, and of a pair that is listed; how many times the bits of a row
     #: of B are read from the L2, and the share of the bandwidth of memory that `take_blocks` reaches
-    costs: ClassVar = {"t0": 50.0, "pair": 0.2e-3, "bits": 2.0, "take": 0.25}
+    costs: ClassVar = {"t0": 30.0, "pair": 0.2e-3, "bits": 2.0, "take": 0.25}
 
     @classmethod
     def of(cls, A: Operand, B: Operand, block_cols: int, dtype: np.dtype[Any]) -> SparseDense | None:
@@ -131,7 +131,7 @@ class SparseDense:
         """The product of real matrices, the second one with these blocks; None if B has a block twice."""
         pattern = Blocks(data, *B.arrays[1:])
         bits = B.remembered(("bits", self.columns), lambda: spgemm_pattern.row_bits(pattern, self.columns))
-        joining = spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
+        joining = KEPT.get(A, B, "joined") or spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
         if joining is None:
             return None
         p = self.problem
@@ -147,6 +147,7 @@ class SparseDense:
         blocks = joining.finish()
         if blocks is None:
             return None
+        KEPT.add(A, B, "joined", joining)
         out = cupy.empty((blocks, p.R, self.N), self.dtype)
         if blocks:
             self._take(A, joining, full_b, full, out)

@@ -6,18 +6,20 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import cupy
 import numpy as np
 
 from .._backend import structure
 from .._backend.base import Array, Blocks
-from .._kernels import jit, workspace
+from .._kernels import graphs, jit, workspace
 from .._kernels.card import card
 from .._kernels.element_types import element
 from .._kernels.jit import MAX_GRID_X
 from .._kernels.kernel import Kernel, host
 from .._kernels.launch import contiguous, run
+from .._kernels.workspace import StreamOrdered
 from . import arguments
 from .arguments import BLOCK_PATTERN, SPGEMM_PATTERN
 from .call import ProductPattern
@@ -29,6 +31,8 @@ _MOST = 2**31 - 2**20
 _SHARED_BYTES, _WARPS = 48 << 10, 4
 #: Patterns with more block columns, or with lists for more pairs (32 MiB), are not listed at once.
 _MOST_COLUMNS, _MOST_ROOM = 2048, 1 << 22
+#: The bytes of the largest lists that are kept.
+_MOST_KEPT = 16 << 20
 #: The fields of the argument that not every kernel has a value for.
 _ZEROS = dict.fromkeys(
     (
@@ -80,11 +84,16 @@ class Listing:
 
     def __init__(self, patterns: _Patterns, room: tuple[int, int]) -> None:
         pairs, blocks = self._room = room
+        self._numbers: list[int] | None = None
+        #: whether other products use it too, and their launches by what these depend on
+        self.is_kept = False
+        self.launches: dict[Any, Any] = {}
         #: the numbers of pairs and of blocks of the result, if both matrices store blocks at random
         self.expected = expected(patterns.rows, patterns.block_cols, patterns.inner, patterns.sizes)
         rows, index = patterns.rows, patterns.index
         memory = cupy.empty(2 * pairs + blocks, np.int32)
         self.left, self.right, self.starts = memory[:pairs], memory[pairs:], memory[2 * pairs :]
+        self.nbytes = memory.nbytes
         self.indices, self.indptr = cupy.empty(blocks, index), cupy.empty(rows + 1, index)
         counters = workspace.counters(2 * rows + 2)
         zeros = counters.data.ptr
@@ -105,12 +114,14 @@ class Listing:
 
     def finish(self) -> tuple[int, int] | None:
         """Wait for the numbers of pairs and of blocks of the result; None if there is no pair or too little memory."""
-        pairs, blocks = workspace.read_answer(2)  # synchronize!
+        if self._numbers is None:
+            self._numbers = workspace.read_answer(2)  # synchronize!
+        pairs, blocks = self._numbers
         return (pairs, blocks) if 0 < pairs <= self._room[0] and blocks <= self._room[1] else None
 
     def index(self, blocks: int) -> tuple[Array, Array]:
         """Return the index arrays of the result. If they take less than half of their memory, a copy is made."""
-        return _cut(self.indices, blocks), self.indptr
+        return _index(self.indices, self.indptr, blocks, self.is_kept)
 
 
 class Joining:
@@ -124,6 +135,9 @@ class Joining:
         a_blocks, b_blocks = patterns.sizes
         self._room = min(rows * cols, a_blocks * min(cols, b_blocks))
         self.words, self.bits = -(-cols // 32), bits[2:]
+        self._numbers: list[int] | None = None
+        #: whether other products use it too, and the bytes of its lists
+        self.is_kept, self.nbytes = False, 8 * self._room
         self._indices, self.places = cupy.empty(self._room, index), cupy.empty(self._room, np.int32)
         self.indptr = cupy.empty(rows + 1, index)
         counters = workspace.counters(2 * rows + 2)
@@ -138,17 +152,52 @@ class Joining:
 
     def finish(self) -> int | None:
         """Wait for the number of blocks of the result; None if B has a block twice."""
-        twice, blocks = workspace.read_answer(2, self._event)  # synchronize!
+        if self._numbers is None:
+            self._numbers = workspace.read_answer(2, self._event)  # synchronize!
+        twice, blocks = self._numbers
         return None if twice or blocks > self._room else blocks
 
     def index(self, blocks: int) -> tuple[Array, Array]:
         """Return the index arrays of the result. If they take less than half of their memory, a copy is made."""
-        return _cut(self._indices, blocks), self.indptr
+        return _index(self._indices, self.indptr, blocks, self.is_kept)
 
 
-def _cut(indices: Array, blocks: int) -> Array:
-    """Return the first columns, in memory of their own if they are less than half of all."""
-    return indices[:blocks].copy() if 2 * blocks < len(indices) else indices[:blocks]
+def _index(indices: Array, indptr: Array, blocks: int, is_kept: bool) -> tuple[Array, Array]:
+    """Return the index arrays of a result: the columns in memory of their own if they are less than half of all.
+
+    Of a pattern that `is_kept` for other products, both are copies.
+    """
+    is_cut = is_kept or 2 * blocks < len(indices)
+    return indices[:blocks].copy() if is_cut else indices[:blocks], indptr.copy() if is_kept else indptr
+
+
+class KeptPatterns:
+    """The patterns of products of two matrices that were multiplied before, so that nothing is waited for again.
+
+    The first product leaves a note, the second one its pattern, unless that is large. Patterns live as long as both
+    matrices store the same blocks at the same places.
+    """
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Any]]] = WeakKeyDictionary()
+
+    def get(self, A: Any, B: Any, kind: Any) -> Any:
+        """Return the pattern that was found for two operands, or None."""
+        found = self._found.get(A, {}).get(B, {}).get(kind)
+        return found.get() if isinstance(found, StreamOrdered) and not graphs.is_capturing() else None
+
+    def add(self, A: Any, B: Any, kind: Any, pattern: Listing | Joining) -> None:
+        """Note that a pattern was found; keep it the second time."""
+        notes = self._found.setdefault(A, WeakKeyDictionary()).setdefault(B, {})
+        if kind not in notes:
+            notes[kind] = None
+        elif notes[kind] is None and pattern.nbytes <= _MOST_KEPT:
+            pattern.is_kept = True
+            notes[kind] = StreamOrdered(pattern)
+
+
+#: All that are kept.
+KEPT = KeptPatterns()
 
 
 class _Patterns:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cupy")
 
+from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._products import sparse_dense, spgemm_pattern
+from bsrgemm._products.operand import operand_of
 from bsrgemm._products.sparse_dense import SparseDense
 
 from ..devices import Device
@@ -154,3 +158,40 @@ def test_a_matrix_of_other_dtypes_lists_its_pairs(device: Device, dense: None, r
         A @ bsr(rng, there, (2, 2), F64).on(device)
         A.astype(np.int32) @ A.astype(np.int32)
     assert "take_blocks" not in kernels
+
+
+@pytest.mark.parametrize("side", [3, 16])
+@pytest.mark.parametrize("way", ["SparseDense", "BlockProducts", "SpgemmSimt"])
+def test_the_third_product_of_two_matrices_finds_no_pattern(
+    way: str, side: int, device: Device, rng: np.random.Generator
+) -> None:
+    """Values may change, and results have index arrays of their own; another pattern is found anew."""
+    left, right = rng.random((5, 6)) < 0.5, rng.random((6, 7)) < 0.5
+    A, B = bsr(rng, left, (side, 4), F32), bsr(rng, right, (4, side), F32)
+    on = A.on(device), B.on(device)
+    found = []
+    with force_kernel(way):
+        for n in range(5):
+            with device.kernels() as kernels:
+                C = on[0] @ on[1]
+            found.append("join_rows" in kernels or "list_at_once" in kernels)
+            np.testing.assert_array_equal(device.asnumpy(C.todense()), A.dense @ B.dense)
+            C.indices[:] = 0
+            if n == 3:
+                A.indices[:2] = A.indices[1::-1]
+                on[0].indices[:2] = device.asarray(A.indices[:2])
+            else:
+                A.data *= 2
+                on[0].data *= 2
+    assert found == [True, True, False, False, True]
+
+
+def test_a_kept_pattern_keeps_no_matrix(device: Device, dense: None, rng: np.random.Generator) -> None:
+    there = np.ones((3, 3), bool)
+    A, B = (bsr(rng, there, (2, 2), F32).on(device) for _ in range(2))
+    for _ in range(3):
+        A @ B
+    gone = [ref(operand_of(x)) for x in (A, B)]
+    del A, B
+    gc.collect()
+    assert [x() for x in gone] == [None, None]

@@ -156,14 +156,16 @@ def test_blocks_of_a_product_are_numbered_with_31_bits(
     X, indptr = device.asarray(np.ones((128, 64), "e")), device.asarray(np.array([0, 1, 1], np.int32))
     small, index = device.asarray(np.ones((64, 64), "e")), device.asarray(np.zeros(1, np.int32))
     for most, served in ((129, True), (128, False)):
-        for module in (block_products, sampled):
+        for module in (block_products, pairs, sampled):
             monkeypatch.setattr(module, "MOST", most)
+        pairs._computed.cache_clear()
         for left, right in ((a, a[:1]), (a[:1], a)):
             found = pairs.pair_products(left, one, right, one, one, np.dtype("e"))
             assert (found is not None) == served
         dtype = np.dtype("e")
         assert (sampled.sampled_launch(X, small, index, indptr, (64, 64), dtype) is not None) == served
         assert (sampled.sampled_launch(small, X.T, index, indptr[:2], (64, 64), dtype) is not None) == served
+    pairs._computed.cache_clear()
 
 
 def test_lists_and_pairs_are_numbered_with_31_bits() -> None:

@@ -94,8 +94,10 @@ CACHES: dict[str, dict[str, str]] = {
     "_products/filled.py": {"_divisor": "two numbers"},
     "_products/gemm_sm80.py": {"_writer_of_sums": "the type of sums"},
     "_products/prepared.py": {"fastest": "the problem and the card"},
+    "_products/pairs.py": {"_computed": "sides, dtypes, counts, alignment, what is forced, and the card"},
     "_products/sampled_dense.py": {"_multiplying": "the problem and the card"},
     "_products/sparse_dense.py": {"_chosen": "sides, counts, dtypes, alignment, the forced kernel, and the card"},
+    "_products/spgemm_pattern.py": {"Listing.launches": "the forced kernel and the device, of two arrays"},
     "_products/spmm.py": {
         "spmm_small": "types, sizes and layout",
         "spmm_staged": "types, sizes and shared memory",
