@@ -62,6 +62,8 @@ def problems() -> Iterator[Problem]:
     for D, keys, tiles in product((64, 128), (64, 65, 256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
         short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, alike=True, full=True)
         yield from (short, replace(short, scores=CAPPED), replace(short, full=False))
+    for D, D_v in ((40, 32), (104, 128), (136, 128), (128, 36)):
+        yield replace(_USUAL, head_dim=D, value_dim=D_v, rows=32 * 60, queries=60, keys=200, alike=True)
     for D, few, keys, heads in product((64, 128, 192), (0, 16, 17, 32, 33, 64, 65), (256, 257), (48, 49)):
         sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * few, "queries": few}
         yield from (replace(_USUAL, **sizes, few=few, arch=arch) for arch in ("sm_75", "sm_80", "sm_90a"))
