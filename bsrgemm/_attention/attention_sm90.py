@@ -27,6 +27,8 @@ FP8_DIMS = (64, 96, 128, 192, 256)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
+#: What tiles of several warpgroups multiply in the time in which those of one multiply 1: 700 and 541 TFLOP/s.
+_LARGE_RATE = 1.3
 #: Keys of a piece that AttentionGathered can take.
 PIECES = (16, 32, 64)
 #: Most keys for AttentionShort, and columns of the result that it stores at once.
@@ -379,7 +381,7 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     if problem.fine or problem.rows < _FEW_ROWS or (most <= 64 and problem.keys <= _FEW_KEYS):
         return 1, 64 if most > 64 else 128
     plain = problem.scores == PLAIN and problem.writes and problem.out_dtype == problem.dtype
-    return (3 if most <= 64 and plain else 2), 128
+    return _filled(problem, 3 if most <= 64 and plain else 2, (1, 64 if most > 64 else 128))
 
 
 def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -388,4 +390,10 @@ def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
         return 2, 64
     if problem.fine or problem.rows < _FEW_ROWS:
         return 1, 64
-    return (3 if most <= 64 else 2), 128
+    return _filled(problem, 3 if most <= 64 else 2, (1, 64))
+
+
+def _filled(problem: Problem, consumers: int, small: tuple[int, int]) -> tuple[int, int]:
+    """So many warpgroups and 128 keys, or a smaller shape if queries fill so much less of the large tiles."""
+    large, single = (-(-problem.queries // rows) * rows for rows in (64 * consumers, 64))
+    return (consumers, 128) if large <= _LARGE_RATE * single else small
