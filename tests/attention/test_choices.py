@@ -118,8 +118,11 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
-        yield key, str(found)
+        sizes = (longest, batch * longest)
+        for warps in (2, 4):
+            rule = (128, 2 * warps, warps)
+            found = [decode_kernel.pieces_of(longest, total, batch, heads, slots, *rule) for total in sizes]
+            yield f"{key} of {warps} warps", str(found)
 
 
 def sections() -> Iterator[tuple[str, str]]:
