@@ -99,7 +99,7 @@ struct Consumer {
   // in shared memory, keys come from global memory, in lines of whole words.
   __device__ __forceinline__ void repeat_scores(int left) {
     const int thread = unknown_thread(), lane = thread % 32;
-    const Tile& x = shared.tiles[tile % kTiles];
+    const SplitTile& x = shared.tiles[tile % kTiles];
     const int number = (count_of(x) - 1 - left) * kPiecesOfTile;
     const bool whole = !kGathers && piece_at(a(), x, number).whole;
     int keys[kPiecesOfTile];
@@ -320,7 +320,7 @@ struct Consumer {
   __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile % kQueries], parity<kQueries>(tile)); }
   // Number of entries of the tile; -1: no more tiles.
   __device__ __forceinline__ int count() const {
-    const Tile& x = shared.tiles[tile % kTiles];
+    const SplitTile& x = shared.tiles[tile % kTiles];
     return uniform(x.head < 0 ? -1 : count_of(x));
   }
   __device__ __forceinline__ void wait_keys() {
@@ -339,7 +339,7 @@ struct Consumer {
   __device__ __forceinline__ bool take_tile() {
     while (true) {
       wait_tile();
-      const Tile& x = shared.tiles[tile % kTiles];
+      const SplitTile& x = shared.tiles[tile % kTiles];
       const int entries = count();
       if (entries < 0) return false;
       wait_queries();
@@ -355,7 +355,7 @@ struct Consumer {
     }
   }
   // Adds the sums of splits for lines of a tile, if this is what was claimed.
-  __device__ __forceinline__ void join(const Tile& x) {
+  __device__ __forceinline__ void join(const SplitTile& x) {
     if (x.join < 0 || x.join >= x.lines) return;
     wait_sums(a(), x.slot, x.splits * 4 * kConsumers);
 #pragma unroll 1
@@ -520,7 +520,7 @@ struct Consumer {
   // All weights of the tile before are known: stores the logarithms of their sums, and returns the factors of the
   // result. A factor is NaN where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
-    const Tile& x = shared.tiles[(tile - 1) % kTiles];
+    const SplitTile& x = shared.tiles[(tile - 1) % kTiles];
     row_sum = over_quad_sum(row_sum);
     if constexpr (kSplits) {
       const int line = warp() * 16 + lane() / 4;
@@ -544,7 +544,7 @@ struct Consumer {
   // The result of the tile before is written to the memory of its queries, from where it will be stored. A warp has its
   // own rows.
   __device__ __forceinline__ void finish(Two by) {
-    const Tile& x = shared.tiles[(tile - 1) % kTiles];
+    const SplitTile& x = shared.tiles[(tile - 1) % kTiles];
     if constexpr (kKeep) take_kept();
     if constexpr (kSplits) return finish_split(x, by);
     const int row = x.row + warp() * 16 + lane() / 4;
@@ -581,7 +581,7 @@ struct Consumer {
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
   // The same for a split: its sums go to global memory, where they will be added.
-  __device__ __forceinline__ void finish_split(const Tile& x, Two by) {
+  __device__ __forceinline__ void finish_split(const SplitTile& x, Two by) {
     const int line = warp() * 16 + lane() / 4;
     u32 bad[2] = {};
 #pragma unroll
@@ -626,7 +626,7 @@ struct Consumer {
     }
   }
   // Recomputes rows of this warp; four bits stand for each of the upper and the lower eight rows.
-  __device__ __forceinline__ void repair(const Tile& x, u32 rows, u32 lower) {
+  __device__ __forceinline__ void repair(const SplitTile& x, u32 rows, u32 lower) {
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {

@@ -27,10 +27,12 @@ FP8_DIMS = (64, 96, 128, 192, 256)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
+#: What tiles of several warpgroups multiply in the time in which those of one multiply 1: 700 and 541 TFLOP/s.
+_LARGE_RATE = 1.3
 #: Keys of a piece that AttentionGathered can take.
 PIECES = (16, 32, 64)
-#: Most keys for AttentionShort.
-SHORT_KEYS = 512
+#: Most keys for AttentionShort, and columns of the result that it stores at once.
+SHORT_KEYS, _WIDTH = 512, 8
 #: Columns of a head -> (most tiles of 64 queries, shape of AttentionShort), for more than half of SHORT_KEYS. With one
 #: tile for each of 132 multiprocessors, two warpgroups share the keys of a tile; then three CTAs run on each, for one
 #: or two rounds; beyond that, a CTA has 128 queries, which read half as much from the L2.
@@ -222,7 +224,7 @@ class AttentionShort(
     """Attention of short sequences on Hopper's tensor cores; a CTA computes one tile of queries."""
 
     element: str
-    #: columns of queries, keys and values: 64 or 128
+    #: columns of queries, keys and values, 64 or 128: heads of fewer columns are filled up with zeros
     head_dim: int
     #: queries of a CTA; a warpgroup has 64 of them and the tiles of keys of one of `shares`
     tile_q: int
@@ -278,7 +280,7 @@ class AttentionShort(
     def best(cls, problem: Problem) -> AttentionShort:
         shape = _short_shape(problem)
         assert shape is not None
-        return cls(element(problem.dtype), next(d for d in DIMS if d >= problem.head_dim), *shape)
+        return cls(element(problem.dtype), _short_columns(problem), *shape)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionShort]:
@@ -346,17 +348,23 @@ def halves(dtypes: Any) -> list[str]:
 def _short_shape(problem: Problem) -> tuple[int, int, int, int, int] | None:
     """The shape of AttentionShort, or None where nothing shorter than attention_sm90 was measured (bench/NOTES.md)."""
     heads = problem.rows // max(1, problem.queries)
-    if not problem.alike or problem.head_dim != problem.value_dim:
+    columns = _short_columns(problem)
+    if not problem.alike or columns not in SHORT_SHAPES or problem.value_dim % _WIDTH:
         return None
     if max(heads, -(-problem.queries // 64)) > jit.MAX_GRID_YZ:
         return None
     if problem.keys <= SHORT_KEYS // 2:
-        shorter = SHORTER_SHAPES.get(problem.head_dim, ())
-        return next((shape for most, shape in shorter if problem.keys <= most), None)
+        return next((shape for most, shape in SHORTER_SHAPES[columns] if problem.keys <= most), None)
     if not problem.full or problem.keys > SHORT_KEYS:
         return None
     tiles = heads * -(-problem.queries // 64)
-    return next((shape for most, shape in SHORT_SHAPES.get(problem.head_dim, ()) if tiles <= most), None)
+    return next((shape for most, shape in SHORT_SHAPES[columns] if tiles <= most), None)
+
+
+def _short_columns(problem: Problem) -> int:
+    """Columns that AttentionShort computes with: those of SHORT_SHAPES, or more."""
+    most = max(problem.head_dim, problem.value_dim)
+    return next((columns for columns in SHORT_SHAPES if columns >= most), most)
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -373,7 +381,7 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     if problem.fine or problem.rows < _FEW_ROWS or (most <= 64 and problem.keys <= _FEW_KEYS):
         return 1, 64 if most > 64 else 128
     plain = problem.scores == PLAIN and problem.writes and problem.out_dtype == problem.dtype
-    return (3 if most <= 64 and plain else 2), 128
+    return _filled(problem, 3 if most <= 64 and plain else 2, (1, 64 if most > 64 else 128))
 
 
 def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -382,4 +390,10 @@ def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
         return 2, 64
     if problem.fine or problem.rows < _FEW_ROWS:
         return 1, 64
-    return (3 if most <= 64 else 2), 128
+    return _filled(problem, 3 if most <= 64 else 2, (1, 64))
+
+
+def _filled(problem: Problem, consumers: int, small: tuple[int, int]) -> tuple[int, int]:
+    """So many warpgroups and 128 keys, or a smaller shape if queries fill so much less of the large tiles."""
+    large, single = (-(-problem.queries // rows) * rows for rows in (64 * consumers, 64))
+    return (consumers, 128) if large <= _LARGE_RATE * single else small

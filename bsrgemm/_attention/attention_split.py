@@ -20,6 +20,7 @@ from .attention_sm90 import FP8_DIMS, AttentionSm90, halves, shape_of_tiles
 from .call import AttentionCall
 from .decode_kernel import pieces_of
 from .forward import CAPPED, DIMS, PLAIN, SIGNED, Problem, Splits, layout_of
+from .small_blocks import share_of_tiles
 
 #: kMostSplits and kJoinLines of the kernel.
 _MOST_SPLITS, _JOIN_LINES = 128, 8
@@ -99,7 +100,7 @@ class AttentionSplit(AttentionSm90, derived="sum tile_q stages queries mma_type 
         folded = _folded(group_of(call), queries, self.tile_q)
         slots = batches * kv_heads * -(-heads // kv_heads // folded) * tiles
         found = _Tiles(self.consumers, self.tile_k, folded, slots)
-        most, each = found.splits(-(-keys // self.tile_k), card.multiprocessors)
+        most, each = found.splits(_entries(keys, self.tile_k, share_of(call)), card.multiprocessors)
         lines = folded * queries if folded > 1 else min(queries, self.tile_q)
         return Splits(most, each, folded, lines if folded > 1 else self.tile_q, slots, -(-lines // _JOIN_LINES))
 
@@ -120,6 +121,13 @@ def group_of(call: AttentionCall) -> int:
         return 0
     patterns = 1 if call.mask is None else call.mask.heads[1]
     return 1 if call.fp8 or patterns not in (1, kv_heads) else heads // kv_heads
+
+
+def share_of(call: AttentionCall) -> float:
+    """The share of the keys that a tile of 64 queries reads, as far as the host knows."""
+    keys = max(1, call.k.shape[2])
+    by_band = min(1.0, (call.left + call.right + 64) / keys)
+    return by_band if call.mask is None else by_band * share_of_tiles(call.mask)
 
 
 def _folded(group: int, queries: int, lines: int) -> int:
@@ -157,11 +165,12 @@ def _both(problem: Problem) -> tuple[_Tiles, _Tiles]:
 def _pays(problem: Problem) -> bool:
     """Whether splits take less time than walks over all keys."""
     split, whole = _both(problem)
-    splits, each = split.splits(_entries(problem, split.tile_k), _MULTIPROCESSORS)
+    entries, all_entries = (_entries(problem.keys, x.tile_k, problem.share) for x in (split, whole))
+    splits, each = split.splits(entries, _MULTIPROCESSORS)
     fits = split.tiles * splits <= _MOST_ROUNDS * split.ctas * _MULTIPROCESSORS
-    return fits and split.time(each, splits) + _JOIN < whole.time(_entries(problem, whole.tile_k), 1)
+    return fits and split.time(each, splits) + _JOIN < whole.time(all_entries, 1)
 
 
-def _entries(problem: Problem, tile_k: int) -> int:
-    """The entries of a tile, as far as they are known."""
-    return max(1, round(-(-problem.keys // tile_k) * problem.share))
+def _entries(keys: int, tile_k: int, share: float) -> int:
+    """The entries of a tile that reads a share of the keys."""
+    return max(1, round(-(-keys // tile_k) * share))

@@ -17,11 +17,11 @@ from . import longer_lines, mask_tiles
 from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
-from .attention_split import AttentionSplit, group_of
+from .attention_split import AttentionSplit, group_of, share_of
 from .call import AttentionCall
 from .forward import DIMS, Forward, Problem, mappable, scores, share_of_blocks
 from .mask import BlockMask
-from .small_blocks import piece_of, share_of_tiles
+from .small_blocks import piece_of
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
 FORWARD: tuple[type[Forward], ...] = (
@@ -128,7 +128,7 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         fp8=call.fp8,
         queries=q.shape[2],
         group=group_of(call),
-        share=1.0 if call.mask is None else share_of_tiles(call.mask),
+        share=share_of(call),
         few=few_rows(call),
         alike=call.mask is None and call.bounds is None,
         full=_is_full(call),

@@ -27,10 +27,9 @@ from .kv_cache import TILE, AppendCall, AppendEngine, KVCache, rounded_tiles
 
 #: Head dims that the kernel supports.
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-#: kMostPieces of the kernel, and the fewest tiles of a piece (128 keys).
-_MOST_PIECES, LEAST_TILES = 128, 8
-#: Cost of a CTA besides its tiles, in tiles: its start, the first copies, and adding its sums to those of other CTAs.
-_CTA_TILES = 4
+#: kMostSplits of the kernel; the fewest tiles of a warp in a piece of the keys; and what a CTA costs besides, in tiles
+#: of each of its warps: its start, the first copies, and adding its sums to those of other CTAs.
+_MOST_PIECES, _LEAST_STEPS, _CTA_STEPS = 128, 2, 1
 #: The largest grid along its second and third dimension.
 _MOST_GRID = 65535
 #: Shared memory in bytes that every card since Ampere offers to a CTA.
@@ -124,14 +123,15 @@ class Decode(Kernel, source="decode.cu", argument=DECODE, needs="sm_80", derived
             )
         longest, total = _tiles_of(call)
         slots = card.multiprocessors * self.ctas(card.arch)
-        pieces, tiles = pieces_of(longest, total, batch, heads, slots)
+        least, cta = _LEAST_STEPS * self.warps, _CTA_STEPS * self.warps
+        pieces, tiles = pieces_of(longest, total, batch, heads, slots, _MOST_PIECES, least, cta)
         divided = batch * heads if pieces > 1 else 0
         floats = divided * pieces * self.rows * (self.value_dim + 2)
         grows = cache._captured and call.blocks is None
         return Launch(
             self,
             (pieces, heads, batch),
-            _packed(call, LEAST_TILES if grows else tiles),
+            _packed(call, least if grows else tiles),
             pointers=_writer(call.arrays),
             scratch=Scratch(4 * floats, divided, DECODE.patch("partial", "arrived").write) if divided else None,
         )
@@ -206,14 +206,7 @@ def _tiles_of(call: DecodeCall) -> tuple[int, int]:
 
 
 def pieces_of(
-    longest: int,
-    total: int,
-    batch: int,
-    heads: int,
-    slots: int,
-    most: int = _MOST_PIECES,
-    least: int = LEAST_TILES,
-    cta: int = _CTA_TILES,
+    longest: int, total: int, batch: int, heads: int, slots: int, most: int, least: int, cta: int
 ) -> tuple[int, int]:
     """(pieces of the longest sequence, tiles of a piece) for the shortest time if `slots` CTAs run at the same time.
 
@@ -221,8 +214,10 @@ def pieces_of(
     together; each sequence is read by `heads` CTAs for each piece. There are at most `most` pieces of at least `least`
     tiles, and a CTA takes as long as `cta` tiles beside those.
 
-    >>> pieces_of(512, 512, 1, 8, 264), pieces_of(8192, 8192, 1, 8, 264), pieces_of(512, 32 * 512, 32, 8, 264)
-    ((32, 16), (33, 249), (1, 512))
+    >>> pieces_of(512, 512, 1, 8, 264, 128, 8, 4), pieces_of(8192, 8192, 1, 8, 264, 128, 8, 4)
+    ((32, 16), (33, 249))
+    >>> pieces_of(512, 32 * 512, 32, 8, 264, 128, 8, 4)
+    (1, 512)
     """
     best = (math.inf, 1, max(1, longest))
     for pieces in range(1, max(1, min(most, longest // least)) + 1):

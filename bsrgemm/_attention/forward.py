@@ -66,7 +66,7 @@ class Problem:
     queries: int = 0
     #: query heads that share keys and may share a tile; 0 where keys cannot be split
     group: int = 0
-    #: the keys that tiles of queries read, of those that a mask does not hide from all of them; as far as it is known
+    #: the share of the keys that a tile of queries reads, as far as it is known
     share: float = 1.0
     #: rows of queries that read the same keys, if a decode can compute them
     few: int = 0

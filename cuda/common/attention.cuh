@@ -77,14 +77,7 @@ struct Tile {
   int head, batch, row, rows, key, keys, low, high, first, last;
   Sum scale, value_scale;  // for fp8: factors of scores and of the result
   int shift;               // for fp8: from a key to its index among the values, see attention_values.cu
-  // Where keys are split: the number of the tile, which of its `splits` splits this is, the queries of a head in the
-  // tile, whose next ones belong to the next head, all lines of the tile, and the first line whose sums are to be added
-  // instead, or -1.
-  int slot, split, splits, fold, lines, join;
 };
-// The query of a line of a tile, and its head.
-__device__ __forceinline__ int query_of(const Tile& x, int line) { return x.row + (kSplits ? line % x.fold : line); }
-__device__ __forceinline__ int head_of(const Tile& x, int line) { return x.head + (kSplits ? line / x.fold : 0); }
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 

@@ -55,7 +55,7 @@ struct alignas(1024) Shared {
   // entry -> number among those that are not whole, or -1. Where keys are gathered: see `Seen`.
   int masks[kStages];
   MaskedEntry masked[kStages];
-  Tile tiles[kTiles];
+  SplitTile tiles[kTiles];
   f32 kept[kKept];  // sums so far
 };
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int w
 // Stores the result of tile n from the memory of its queries, once all warps have released the tile.
 __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& shared, u32 n) {
   if constexpr (!kStoreTiles) return;
-  const Tile& x = shared.tiles[n % kTiles];
+  const SplitTile& x = shared.tiles[n % kTiles];
   if (threadIdx.x % 32 == 0 && x.first < x.last) {
     const u32 from = shared_address(shared.q[n % kQueries]);
     for (int i = 0; i < kConsumers; ++i) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
   int t = kSplits ? claimed() : int(blockIdx.x);
   u32 n = 0;
   for (;; ++n) {
-    const Tile x = next_tile(problem, t);
+    const SplitTile x = next_tile(problem, t);
     wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
     if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
     if (lane == 0) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
   u32 entry = 0, mask = 0;
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
-    const Tile& x = shared.tiles[n % kTiles];
+    const SplitTile& x = shared.tiles[n % kTiles];
     if (x.head < 0) break;
     const int count = x.last - x.first;
     if (count == 0 || !kAcross) copy_values(entry - 1);
@@ -237,7 +237,7 @@ __device__ __forceinline__ void compute_mask_bits(const AttentionSm90& problem, 
     const u32 at = n % kStages;
     wait(shared.mask_wanted[at], parity<kStages>(n));
     if (shared.masked[at].tile < 0) break;
-    const Tile& x = shared.tiles[shared.masked[at].tile];
+    const SplitTile& x = shared.tiles[shared.masked[at].tile];
     const Entry entry = {shared.masked[at].key, shared.masked[at].part};
 #pragma unroll 1
     for (int row = thread; row < kTileQ; row += 32 * kMaskWarps) {

@@ -10,18 +10,28 @@
 constexpr int kMostSplits = 128;  // of a tile
 constexpr int kJoinLines = 8;     // lines of a tile whose sums one CTA adds
 
+// Where keys are split: the number of the tile, which of its `splits` splits this is, the queries of a head in the tile,
+// whose next ones belong to the next head, all lines of the tile, and the first line whose sums are to be added instead,
+// or -1.
+struct SplitTile : Tile {
+  int slot, split, splits, fold, lines, join;
+};
+// The query of a line of a tile, and its head.
+__device__ __forceinline__ int query_of(const SplitTile& x, int line) { return x.row + (kSplits ? line % x.fold : line); }
+__device__ __forceinline__ int head_of(const SplitTile& x, int line) { return x.head + (kSplits ? line / x.fold : 0); }
+
 // Number t of the walk: a split of a tile, of which there is nothing to do if its keys are too few, or lines to add.
-__device__ __forceinline__ Tile next_tile(const AttentionSm90& problem, int t) {
+__device__ __forceinline__ SplitTile next_tile(const AttentionSm90& problem, int t) {
   const Attention& a = problem.attention;
-  if constexpr (!kSplits) return tile_at(a, t);
+  if constexpr (!kSplits) return {tile_at(a, t)};
   const Splits& s = problem.splits;
   const bool joins = t >= s.slots * s.most;
   const int each = joins ? s.joins : s.most, number = joins ? t - s.slots * s.most : t;
   const int slot = number / each, place = number % each;
-  if (slot >= s.slots) return {-1};
+  if (slot >= s.slots) return {{-1}};
   const int parts = (a.group + s.heads - 1) / s.heads, groups = a.heads / a.group, in_batch = groups * parts;
   const int tile = slot % (a.batches * in_batch), group = tile % in_batch / parts, part = tile % parts;
-  Tile x = tile_of(a, group * a.group + part * s.heads, tile / in_batch, slot / (a.batches * in_batch));
+  SplitTile x = {tile_of(a, group * a.group + part * s.heads, tile / in_batch, slot / (a.batches * in_batch))};
   const bool folds = s.heads > 1;
   x.slot = slot, x.split = place, x.join = joins ? place * kJoinLines : -1;
   x.fold = folds ? a.queries : kTileQ;
@@ -60,7 +70,7 @@ __device__ __forceinline__ void wait_sums(const Attention& a, int slot, int warp
 }
 
 // A warp adds the sums of all splits of a line, each with its weight, and stores the result.
-__device__ __forceinline__ void join_line(const AttentionSm90& problem, const Tile& x, int line) {
+__device__ __forceinline__ void join_line(const AttentionSm90& problem, const SplitTile& x, int line) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32, head = head_of(x, line), row = query_of(x, line);
   const f32 none = -__int_as_float(0x7f800000);

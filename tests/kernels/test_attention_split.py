@@ -12,6 +12,7 @@ pytest.importorskip("cupy")
 
 import bsrgemm as bg
 from bsrgemm._attention import attention_split, choose
+from bsrgemm._attention.attention_sm90 import AttentionSm90
 from bsrgemm._attention.call import AttentionCall
 from bsrgemm._kernels.card import Card
 from bsrgemm._kernels.kernel import force_kernel
@@ -201,3 +202,27 @@ def test_keys_are_split_where_tiles_are_few(
     q, k = (Lie.in_order(F16, (batch, h, n, 128)) for h, n in ((8 * group, queries), (8, keys)))
     call = AttentionCall(q, k, k, q, None, np.dtype(F32), 0.1, None, keys, 0, True)
     assert type(choose.choose(choose.problem_of(call, Card("sm_90a", 132)))).__name__ == chosen
+
+
+@pytest.mark.parametrize(
+    ("queries", "D", "consumers"), [(40, 128, 1), (64, 64, 1), (100, 128, 2), (100, 64, 1), (150, 128, 1), (300, 64, 3)]
+)
+def test_tiles_are_not_larger_than_their_queries(queries: int, D: int, consumers: int) -> None:
+    """Many heads of few queries: two and three warpgroups would multiply rows that nobody asked for."""
+    q, k = (Lie.in_order(F16, (64, 32, n, D)) for n in (queries, 4096))
+    call = AttentionCall(q, k, k, q, None, np.dtype(F32), 0.1, None, 4096, 0, True)
+    assert AttentionSm90.best(choose.problem_of(call, Card("sm_90a", 132))).consumers == consumers
+
+
+@pytest.mark.parametrize(
+    ("left", "splits"),
+    [(4096, (8, 8)), (1000, (6, 3)), (100, (1, 3))],  # 64, 17 and 3 entries
+)
+def test_splits_follow_what_a_window_shows(left: int, splits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    q, k = (Lie.in_order(F16, (4, h, n, 128)) for h, n in ((32, 16), (8, 4096)))
+    call = AttentionCall(q, k, k, q, None, np.dtype(F32), 0.1, None, left, 0, True)
+    kernel = attention_split.AttentionSplit("f16", "f16", 128, 128, 0, False, 1, 64)
+    found = kernel.splits(call, 1, Card("sm_90a", 132))
+    assert (found.most, found.least) == splits
+    assert (found.heads, found.box, found.slots, found.joins) == (4, 64, 32, 8)

@@ -148,7 +148,7 @@ def test_without_memory_for_copies_the_operands_are_read_as_they_lie(
 ) -> None:
     case = Case((70, 150), (72, 72), CAUSAL)
     some = operands(rng, case)
-    monkeypatch.setattr(longer_lines, "_MOST_BYTES", 2 * 150 * 256 - 1)
+    monkeypatch.setattr(longer_lines, "MOST_BYTES", 2 * 150 * 256 - 1)
     fresh(device)
     with device.kernels() as kernels:
         check(device, KERNEL, case, some)
