@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BFLOAT16, accumulator_dtype, result_dtype
-from .base import Array, Backend, Blocks, ListMaker, PatternFacts
+from .base import Array, Backend, Blocks, Csr, ListMaker, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -257,6 +257,22 @@ def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Arra
     columns = xp.empty(n * R * C, dtype)
     columns[target] = xp.broadcast_to(col, (n, R, C)).reshape(-1)
     return values, columns, new_indptr
+
+
+def csr_of_coo(backend: Backend, row: Array, col: Array, values: Array, shape: tuple[int, int], *, unique: bool) -> Csr:
+    """Return elements by rows, in order; those at the same position are added up in order, unless all are `unique`."""
+    xp = backend.xp
+    keys = row.astype(np.int64, copy=False) * max(shape[1], 1) + col
+    if not backend.is_sorted(keys, xp.asarray(np.array([0, len(keys)])), strictly=True):  # synchronize!
+        order = xp.argsort(keys, kind="stable")
+        keys = keys[order]
+        if unique:
+            values = values[order]
+        else:
+            starts = first_of_runs(backend, keys)
+            keys, values = keys[starts], backend.segment_reduce("add", values, order, starts)
+    index = index_dtype(max(*shape, len(row)), row, col)
+    return Csr(values, *keys_to_index(backend, keys, *shape, index))
 
 
 def from_coo(
