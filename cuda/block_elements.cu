@@ -6,6 +6,7 @@
 // elements, walks on to the others, and leaves them in shared memory, from where the warp copies neighbours together.
 // Rows, blocks and columns are clamped, so that the result can be used whatever the index arrays say.
 #include "common/arrivals.cuh"
+#include "common/quotient.cuh"
 #include "common/runs.cuh"
 
 using T = ELEMENT_A;  // a type of the size of an element: elements are only moved
@@ -39,11 +40,6 @@ CHECK_LAYOUT(BlockElements, BLOCK_ELEMENTS, (data)(indices)(indptr)(values)(rows
 #endif
 
 __device__ __forceinline__ i64 clamp(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
-
-// Divides numbers that mostly fit into 32 bits, where a division takes a fifth of the time.
-__device__ __forceinline__ i64 quotient(i64 x, i64 y) {
-  return u64(x | y) >> 32 ? x / y : i64(u32(x) / u32(y));
-}
 
 // The number of the first element of a block row, by rows.
 __device__ __forceinline__ i64 begin_of(const BlockElements& a, i64 i) {

@@ -1,8 +1,10 @@
-// The blocks of a matrix in CSR without duplicates, whose rows are in order: kCount: counts[i] = blocks of block row i;
+// The blocks of a matrix in CSR without duplicates, whose rows are in order: kCount: how many each block row has, and all;
 // kFill: their block columns, and the elements of each row of a block, from which `block_elements` takes the values
 // kLanes lanes have a block row; a lane has one of its rows, or several. The least block column that comes next in any
 // row is the next block, and each lane goes on behind its elements there. Elements are clamped, a row ends at a column
 // that is outside, and a block row writes no more blocks than indptr gives it.
+#include "common/arrivals.cuh"
+#include "common/quotient.cuh"
 #include "common/runs.cuh"
 
 using Index = INDEX;
@@ -17,16 +19,19 @@ constexpr int kGroups = kThreads / kLanes;
 struct CsrBlocks {
   const Index* columns;   // (elements,)
   const Index* pointers;  // (block_rows * R + 1,)
-  Index* counts;          // kCount: (block_rows,)
+  Index* counts;          // kCount: 0, and the number of each block row (block_rows + 1,); may be none
   const Index* indptr;    // kFill: (block_rows + 1,)
   Index* indices;         // kFill: (blocks,)
   i64* runs;              // kFill: (blocks, R)
+  i64* found;             // kCount: the number of all blocks
+  u64* total;             // kCount: the same, and CTAs that have arrived; zero before and after
+  u32* arrived;
   i64 block_rows, block_cols, elements, blocks;
   int R, C;
 };
 #ifdef CSR_BLOCKS_BYTES
-CHECK_LAYOUT(CsrBlocks, CSR_BLOCKS, (columns)(pointers)(counts)(indptr)(indices)(runs)(block_rows)(block_cols)(elements)
-             (blocks)(R)(C))
+CHECK_LAYOUT(CsrBlocks, CSR_BLOCKS, (columns)(pointers)(counts)(indptr)(indices)(runs)(found)(total)(arrived)
+             (block_rows)(block_cols)(elements)(blocks)(R)(C))
 #endif
 
 // The first place behind `place` in a row whose column is `after` or larger. A row of a block that is full ends after C
@@ -44,6 +49,7 @@ __device__ __forceinline__ i64 end_of_block(const CsrBlocks& m, i64 place, i64 e
 
 extern "C" __global__ void __launch_bounds__(kThreads, kCtas) csr_blocks(const __grid_constant__ CsrBlocks m) {
   const int lane = threadIdx.x % kLanes;
+  u64 counted = 0, of_all;
   // All groups of a warp make the same rounds, since their lanes exchange numbers.
   for (i64 first = blockIdx.x * i64(kGroups); first < m.block_rows; first += i64(gridDim.x) * kGroups) {
     const i64 i = first + threadIdx.x / kLanes;
@@ -66,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) csr_blocks(const _
       for (int k = 0; k < kRows; ++k) {
         if (places[k] >= ends[k]) continue;
         const i64 column = m.columns[places[k]];
-        const i64 block = u64(column) >> 32 ? column / m.C : i64(u32(column) / u32(m.C));
-        if (column < 0 || block >= m.block_cols) places[k] = ends[k];
+        const i64 block = column < 0 ? m.block_cols : quotient(column, m.C);
+        if (block >= m.block_cols) places[k] = ends[k];
         else if (block < next) next = block;
       }
 #pragma unroll
@@ -87,6 +93,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) csr_blocks(const _
       }
       ++t, ++count;
     }
-    if (!kFill && lane == 0 && i < m.block_rows) m.counts[i] = Index(count);
+    if (!kFill && lane == 0 && i < m.block_rows) {
+      counted += count;
+      if (m.counts) m.counts[i + 1] = Index(count);
+    }
+  }
+  if constexpr (!kFill) {
+    sum_before<kThreads>(counted, of_all);
+    if (threadIdx.x == 0 && of_all) atomicAdd(m.total, of_all);
+    if (!arrives_last(m.arrived) || threadIdx.x) return;
+    if (m.counts) m.counts[0] = 0;
+    *m.found = i64(atomicAdd(m.total, u64(0))), *m.total = 0;
   }
 }

@@ -3,7 +3,7 @@
 // A thread has an element. It searches its block row by halving if the matrix is in canonical format; otherwise it reads
 // the whole row and adds up what is stored several times, in the order in which it is stored. Nothing is sorted, and the
 // host need not know what is stored: there is no wait. Rows and blocks are clamped, whatever the index arrays say.
-#include "common/bsr.cuh"
+#include "common/quotient.cuh"
 
 using T = ELEMENT_A;
 using Acc = ACCUMULATOR;
@@ -34,11 +34,11 @@ struct Place { i64 row, column, within; };
 
 __device__ __forceinline__ Place place_of(const Diagonal& a, i64 i) {
   if constexpr (kOperation == kBlocks) {
-    const i64 size = i64(a.R) * a.C, within = i % size;
-    return {i / size, i / size, a.turned ? within % a.R * a.C + within / a.R : within};
+    const i64 size = i64(a.R) * a.C, block = quotient(i, size), within = i - block * size, c = quotient(within, a.R);
+    return {block, block, a.turned ? (within - c * a.R) * a.C + c : within};
   }
-  const i64 row = i + a.below, column = i + a.above;
-  return {row / a.R, column / a.C, row % a.R * a.C + column % a.C};
+  const i64 row = i + a.below, column = i + a.above, down = quotient(row, a.R), across = quotient(column, a.C);
+  return {down, across, (row - down * a.R) * a.C + column - across * a.C};
 }
 
 __device__ __forceinline__ Range row_of(const Diagonal& a, i64 row) {

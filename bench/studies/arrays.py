@@ -19,7 +19,7 @@ import bsrgemm as bg
 
 from ..measure import Row, Run, reason_of
 from ..place import Place
-from ..report import Column, duration, times
+from ..report import Column, duration, rate, times
 from ..study import Study
 
 #: name: (block rows, side of a block, blocks in a row, dtype)
@@ -202,7 +202,49 @@ def _factor(name: str) -> Column:
     return Column("/ csr", lambda row: times(row[name]["ratio"]) if "ratio" in row.get(name, {}) else "")
 
 
+def _sources(place: Place, name: str) -> dict[str, tuple[Any, Callable[[], Any]]]:
+    """Matrices to convert: what: (the same matrix in another form, the call)."""
+    ours, _ = operands(place, name)
+    xp, A, csr, block = place.xp, ours.A, ours.csr, ours.block
+    coo = csr.tocoo()
+    rng = np.random.default_rng(3)
+    order, kept = (xp.asarray(x) for x in (rng.permutation(csr.nnz), rng.random(csr.nnz) < 0.9))
+    holes = type(coo)((coo.data[kept], (coo.row[kept], coo.col[kept])), shape=coo.shape).tocsr()
+    arrays = (coo.data, (coo.row, coo.col))
+    mixed = (coo.data[order], (coo.row[order], coo.col[order]))
+    twice = (2 * block[0], 2 * block[1])
+    return {
+        "csr -> blocks, all full": (csr, lambda: bg.bsr_array(csr, blocksize=block)),
+        "csr -> blocks, one element in ten missing": (holes, lambda: bg.bsr_array(holes, blocksize=block)),
+        "csr -> blocks, size to be guessed": (csr, lambda: bg.bsr_array(csr)),
+        "coo in order -> blocks": (csr, lambda: bg.bsr_array(arrays, shape=A.shape, blocksize=block)),
+        "coo in any order -> blocks": (csr, lambda: bg.bsr_array(mixed, shape=A.shape, blocksize=block)),
+        "blocks -> twice as high and wide": (csr, lambda: A.tobsr(twice)),
+        "blocks -> csr": (csr, A.tocsr),
+        "blocks -> coo": (csr, A.tocoo),
+        "elements that are not zero": (csr.nnz, A.count_nonzero),
+    }
+
+
+def formats(run: Run) -> Iterator[Row]:
+    """Every conversion of every matrix, with the bytes of values and columns that it reads and writes at least."""
+    names = run.place.some(list(MATRICES if run.place.on_gpu else _FOR_A_CPU), list(_QUICK))
+    for name in names:
+        x = run.place.xp.asarray(np.random.default_rng(2).standard_normal(MATRICES[name][0] * MATRICES[name][1]))
+        for what, (same, call) in _sources(run.place, name).items():
+            run.say(f"{name} {what}")
+            found = call()
+            wrong = found != same if isinstance(same, int) else not agree(run.place, x, found, same)
+            took = seconds(run.place, call)
+            size = found.nnz * found.dtype.itemsize * 2 if hasattr(found, "nnz") else 0
+            yield {"what": f"{name}: {what}", "seconds": took, "rate": size / took or None, "wrong": wrong or None}
+
+
 STUDIES = (
     Study("arrays", "array operations on the device, as multiples of cupyx's or scipy's csr", arrays,
           tuple(make(name) for name in MATRICES for make in (_seconds, _factor))),
+    Study("formats", "conversions of matrices between blocks, CSR and COO, and the rate at which values move",
+          formats,
+          (Column("time", lambda row: "wrong" if row.get("wrong") else duration(row.get("seconds"))),
+           Column("values", lambda row: rate(row.get("rate"), "B/s")))),
 )  # fmt: skip

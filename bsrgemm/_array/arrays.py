@@ -63,13 +63,14 @@ def _made(backend: Backend, base: type[Any], body: dict[str, Any]) -> type[Any]:
 def _methods(base: type[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the methods that a user calls, the operators among them.
 
-    Products with a dense operand are left out: they are short, and their engine keeps what they use.
+    Products with a dense operand are left out: they are short, and their engine keeps what they use. So is
+    `sum_duplicates`, which waits whenever it has something to do.
     """
     for name in dir(base):
         found = getattr(base, name)
         operator = name.startswith("__") and not hasattr(object, name)
         public = operator or not name.startswith("_")
-        if isinstance(found, FunctionType) and public and name not in ("__matmul__", "__rmatmul__"):
+        if isinstance(found, FunctionType) and public and name not in ("__matmul__", "__rmatmul__", "sum_duplicates"):
             yield name, found
 
 

@@ -281,8 +281,11 @@ class Assignment(Selection):
         self._before_writing()
         if not backend.set_diagonal(blocks, block_cols, k, values, n):
             (row, col), index = structure.diagonal_places(backend, k, n), blocks.indices.dtype
-            ones, sizes = xp.ones(n, self.dtype), (self._shape, self.blocksize)
-            touched = structure.from_coo(backend, row, col, ones, *sizes, index, unique=True)
+            R, C = self.blocksize
+            keys = (row // R) * block_cols + col // C
+            keys = keys[structure.first_of_runs(backend, keys)]  # synchronize!
+            none = xp.zeros((len(keys), R, C), self.dtype)
+            touched = Blocks(none, *structure.keys_to_index(backend, keys, M // R, block_cols, index))
             data, _, indices, indptr = structure.align(backend, blocks, touched, block_cols)
             blocks = Blocks(data, indices.astype(index, copy=False), indptr.astype(index, copy=False))
             backend.set_diagonal(blocks, block_cols, k, values, n)

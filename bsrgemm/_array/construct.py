@@ -261,8 +261,11 @@ def _bring(backend: Backend, source: Backend, a: Array, copy: bool) -> Array:
 def _from_elements(
     backend: Backend, row: Array, col: Array, values: Array, shape: tuple[int, int], blocksize: Any, unique: bool
 ) -> Parts:
-    if backend.loops is not None and backend.loops.fits(shape, len(values)):
-        csr = backend.loops.csr_of_coo(row, col, values, shape)
+    if host().loops.fits(shape, len(values)):
+        if backend.loops is None:
+            csr, unique = structure.csr_of_coo(backend, row, col, values, shape, unique=unique), True
+        else:
+            csr = backend.loops.csr_of_coo(row, col, values, shape)
         if blocksize is None and not unique:  # scipy adds up elements at the same position before it guesses
             blocksize = _guess(shape, len(values), lambda side: backend.count_blocks(csr, shape, (side, side)), False)
         found = _from_csr(backend, csr, shape, blocksize, lambda: unique)
@@ -387,9 +390,9 @@ def _from_dense(backend: Backend, D: Any, dtype: Any, blocksize: Any, is_array: 
     X = _cast(backend, X, dtype)
     if blocksize is None:
         places = backend.flatnonzero(X)  # synchronize!
-        row = places // max(X.shape[1], 1)
-        col = places - row * X.shape[1]
-        blocksize = guess_blocksize(backend, row, col, X.shape)
+        (M, N), index = X.shape, structure.index_dtype(max(*X.shape, len(places)))
+        csr = Csr(places, *structure.keys_to_index(backend, places, M, N, index))
+        blocksize = _best_side((M, N), len(places), lambda side: backend.count_blocks(csr, (M, N), (side, side)))
     blocksize = check_blocksize(blocksize, X.shape)
     index = structure.index_dtype(max(*X.shape, 1))
     return Parts(structure.from_dense(backend, X, blocksize, index), tuple(X.shape), True)
@@ -446,8 +449,10 @@ def _coo_shape(
             raise ValueError("shape: cannot infer dimensions from zero sized index arrays")
         return shape
     R, C = blocksize
-    ends = backend.xp.stack([x.astype(np.int64) for x in (row.min(), col.min(), row.max(), col.max())])
-    low_row, low_col, high_row, high_col = (int(v) for v in backend.to_host(ends))  # synchronize!
+    (low_row, high_row), (low_col, high_col) = (
+        (facts.low, facts.high)
+        for facts in (backend.inspect(x, x[:1]) for x in (row, col))  # synchronize!
+    )
     if low_row < 0 or low_col < 0:
         raise ValueError(f"negative row or column index found: row {low_row}, column {low_col}")
     if shape is None:

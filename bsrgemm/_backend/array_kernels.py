@@ -82,7 +82,7 @@ COMBINE_BLOCKS = Struct(
 CSR_BLOCKS = Struct(
     "CsrBlocks",
     (
-        *fields("P", "columns pointers counts indptr indices runs"),
+        *fields("P", "columns pointers counts indptr indices runs found total arrived"),
         *fields("q", "block_rows block_cols elements blocks"),
         *fields("i", "R C"),
     ),

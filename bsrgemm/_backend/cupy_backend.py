@@ -99,15 +99,13 @@ class CupyBackend(Backend):
     array_priority = 101
     records = True
     index_class = watched_class(cupy.ndarray, _allocation)
+    is_recording = staticmethod(graphs.is_capturing)
     #: The class itself makes arrays: the function `cupy.empty` does no more and takes the host 0.5 us longer.
     empty = cupy.ndarray
 
     @property
     def xp(self) -> ModuleType:
         return cupy
-
-    def is_recording(self) -> bool:
-        return graphs.is_capturing()
 
     def recording(self, *operands: Any) -> AbstractContextManager[None]:
         return graphs.memory(*arrays_of(self, operands)) if graphs.is_capturing() else nullcontext()

@@ -143,13 +143,14 @@ def blocks_of_csr(
             return blocks
     if CsrBlocks.most_rows < R or CsrBlocks.most_columns <= C or not canonical():
         return None
-    indptr = _block_counts(csr, shape, blocksize)
-    total = int(indptr[-1])  # synchronize!
+    indptr = cupy.ndarray(M // R + 1, index)
+    total = _count_blocks(csr, shape, blocksize, indptr.data.ptr)
+    cupy.cumsum(indptr, out=indptr)
     blocks = Blocks(cupy.ndarray((total, R, C), csr.data.dtype), cupy.ndarray(total, index), indptr)
     _runs, runs, _ = workspace.scratch(8 * total * R, 0)
     if total:
-        _start_blocks(True, csr, (M // R, N // C), blocksize, counts=0, indptr=indptr.data.ptr,
-                      indices=blocks.indices.data.ptr, runs=runs, blocks=total)  # fmt: skip
+        places = {"indptr": indptr.data.ptr, "indices": blocks.indices.data.ptr, "runs": runs, "blocks": total}
+        _start_blocks(True, csr, shape, blocksize, **places)
         _start_elements("kFill", blocks, (total, R, C), N // C, csr, runs=runs)
     return blocks
 
@@ -168,32 +169,31 @@ def _full_blocks(csr: Csr, block_shape: tuple[int, int], of: tuple[int, int, int
     return blocks
 
 
-def count_blocks(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
+def count_blocks(given: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
     """Return how many blocks the elements of a matrix in CSR are in."""
-    return int(_block_counts(csr, shape, blocksize)[-1])  # synchronize!
+    return _count_blocks(Csr(given.data, *_index(*given[1:])), shape, blocksize, 0)
 
 
-def _block_counts(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> Array:
-    """Return where the blocks of each block row begin."""
-    (M, N), (R, C) = shape, blocksize
-    begins = cupy.zeros(M // R + 1, csr.indices.dtype)
-    if M:
-        _start_blocks(False, csr, (M // R, N // C), blocksize, counts=begins.data.ptr + begins.itemsize, indptr=0,
-                      indices=0, runs=0, blocks=0)  # fmt: skip
-        cupy.cumsum(begins, out=begins)
-    return begins
+def _count_blocks(csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], counts: int) -> int:
+    """Return how many blocks there are, and write 0 and the number of each block row to an address that is not 0."""
+    _, _, counters = workspace.scratch(0, 3)
+    found = {"found": workspace.answer(), "total": counters, "arrived": counters + 8}
+    _start_blocks(False, csr, shape, blocksize, counts=counts, **found)
+    return workspace.read_answer(1)[0]  # synchronize!
 
 
-def _start_blocks(
-    fill: bool, csr: Csr, block_shape: tuple[int, int], blocksize: tuple[int, int], **places: int
-) -> None:
+#: The addresses that only one of the two passes has.
+_NO_BLOCKS = dict.fromkeys(("counts", "indptr", "indices", "runs", "blocks", "found", "total", "arrived"), 0)
+
+
+def _start_blocks(fill: bool, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int], **places: int) -> None:
     """Start a pass over the block rows of a matrix in CSR."""
-    R, C = blocksize
+    (M, N), (R, C) = shape, blocksize
     make = kernel(CsrBlocks.of, fill, R, element(csr.indices.dtype))
     make.start(
-        most_ctas(block_shape[0], CsrBlocks.threads // make.kernel.lanes), csr, columns=csr.indices.data.ptr,
-        pointers=csr.indptr.data.ptr, block_rows=block_shape[0], block_cols=block_shape[1],
-        elements=len(csr.indices), R=R, C=C, **places,
+        most_ctas(max(M, 1), R * CsrBlocks.threads // make.kernel.lanes), csr, columns=csr.indices.data.ptr,
+        pointers=csr.indptr.data.ptr, block_rows=M // R, block_cols=N // C, elements=len(csr.indices), R=R, C=C,
+        **(_NO_BLOCKS | places),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BFLOAT16, accumulator_dtype, result_dtype
-from .base import Array, Backend, Blocks, ListMaker, PatternFacts
+from .base import Array, Backend, Blocks, Csr, ListMaker, PatternFacts
 
 INT32_MAX = np.iinfo(np.int32).max
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -104,21 +104,6 @@ def nonzero_blocks(backend: Backend, data: Array) -> Array:
 
 
 # -------------------------------------------------------------------------------- transpose, slices
-def transpose(backend: Backend, blocks: Blocks, block_cols: int) -> Blocks:
-    """Return the blocks of the transposed matrix: each block is transposed, and block columns are sorted."""
-    data, indices, indptr = blocks
-    xp = backend.xp
-    rows = backend.expand(indptr, len(indices))
-    order = xp.argsort(indices, kind="stable")
-    cols = indices[order]
-    new_indptr = xp.searchsorted(cols, xp.arange(block_cols + 1, dtype=cols.dtype))
-    return Blocks(
-        xp.ascontiguousarray(data[order].transpose(0, 2, 1)),
-        rows[order].astype(indices.dtype, copy=False),
-        new_indptr.astype(indptr.dtype, copy=False),
-    )
-
-
 # ---------------------------------------------------------------------------- rows and columns
 def by_column(backend: Backend, indices: Array, block_cols: int) -> tuple[Array, Array]:
     """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
@@ -203,19 +188,6 @@ def diagonal_blocks(backend: Backend, blocks: Blocks, count: int, turned: bool) 
     return (xp.ascontiguousarray(out.transpose(0, 2, 1)) if turned else out), stored
 
 
-def set_diagonal(backend: Backend, blocks: Blocks, block_cols: int, k: int, values: Array, count: int) -> bool:
-    """Write a diagonal into blocks in canonical format; False if one of them is not stored."""
-    (data, indices, indptr), xp = blocks, backend.xp
-    row, col = diagonal_places(backend, k, count)
-    _, R, C = data.shape
-    keys, wanted = block_keys(backend, indices, indptr, block_cols), (row // R) * block_cols + col // C
-    block = xp.searchsorted(keys, wanted)
-    if not len(keys) or not bool((keys[xp.minimum(block, len(keys) - 1)] == wanted).all()):  # synchronize!
-        return False
-    data[block, row % R, col % C] = values
-    return True
-
-
 def diagonal_places(backend: Backend, k: int, count: int) -> tuple[Array, Array]:
     """Return the rows and the columns of the first `count` elements of a diagonal."""
     step = backend.xp.arange(count, dtype=np.int64)
@@ -223,40 +195,20 @@ def diagonal_places(backend: Backend, k: int, count: int) -> tuple[Array, Array]
 
 
 # ------------------------------------------------------------------------------- other formats
-def to_coo(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return (row, col) of every stored element, in the order of `data`; `dtype` is that of the indices."""
-    data, indices, indptr = blocks
+def csr_of_coo(backend: Backend, row: Array, col: Array, values: Array, shape: tuple[int, int], *, unique: bool) -> Csr:
+    """Return elements by rows, in order; those at the same position are added up in order, unless all are `unique`."""
     xp = backend.xp
-    n, R, C = data.shape
-    rows = backend.expand(indptr, n).astype(dtype, copy=False)
-    row = rows[:, None, None] * R + xp.arange(R, dtype=dtype)[:, None]
-    col = indices.astype(dtype, copy=False)[:, None, None] * C + xp.arange(C, dtype=dtype)
-    return xp.broadcast_to(row, (n, R, C)).reshape(-1), xp.broadcast_to(col, (n, R, C)).reshape(-1)
-
-
-def to_csr(backend: Backend, blocks: Blocks, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """Return (data, indices, indptr) in CSR with every element of each stored block, in order, with duplicates."""
-    data, indices, indptr = blocks
-    xp = backend.xp
-    n, R, C = data.shape
-    counts = xp.diff(indptr).astype(dtype, copy=False)
-    per_row = xp.broadcast_to(counts[:, None] * C, (len(counts), R)).reshape(-1)
-    new_indptr = xp.concatenate([xp.zeros(1, dtype), xp.cumsum(per_row, dtype=dtype)])
-    if R == 1:  # blocks of one row are stored in the order of CSR already
-        col = indices.astype(dtype, copy=False)[:, None] * C + xp.arange(C, dtype=dtype)
-        return data.reshape(-1).copy(), col.reshape(-1), new_indptr
-    rows = backend.expand(indptr, n)
-    first = indptr[rows].astype(np.int64, copy=False)  # the first block in the row of each block
-    width = counts[rows].astype(np.int64, copy=False) * C
-    place = first * (R * C) + (xp.arange(n, dtype=np.int64) - first) * C
-    place = place[:, None] + width[:, None] * xp.arange(R, dtype=np.int64)  # (n, R): start of each row of a block
-    target = (place[:, :, None] + xp.arange(C, dtype=np.int64)).reshape(-1)
-    values = xp.empty(n * R * C, data.dtype)
-    values[target] = data.reshape(-1)
-    col = indices.astype(dtype, copy=False)[:, None, None] * C + xp.arange(C, dtype=dtype)
-    columns = xp.empty(n * R * C, dtype)
-    columns[target] = xp.broadcast_to(col, (n, R, C)).reshape(-1)
-    return values, columns, new_indptr
+    keys = row.astype(np.int64, copy=False) * max(shape[1], 1) + col
+    if not backend.is_sorted(keys, xp.asarray(np.array([0, len(keys)])), strictly=True):  # synchronize!
+        order = xp.argsort(keys, kind="stable")
+        keys = keys[order]
+        if unique:
+            values = values[order]
+        else:
+            starts = first_of_runs(backend, keys)
+            keys, values = keys[starts], backend.segment_reduce("add", values, order, starts)
+    index = index_dtype(max(*shape, len(row)), row, col)
+    return Csr(values, *keys_to_index(backend, keys, *shape, index))
 
 
 def from_coo(

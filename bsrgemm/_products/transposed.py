@@ -18,7 +18,7 @@ def transposed_copy(A: Any) -> Any:
         or not stored[2].holds()
     ):
         unwritten = A._state()
-        order = A._backend.xp.argsort(blocks.indices, kind="stable")  # the same order as in `structure.transpose`
+        order = A._backend.xp.argsort(blocks.indices, kind="stable")  # the order that `Backend.transpose` has, too
         stored = A._transposed_copy = (blocks, A._shape, unwritten, A._transpose_now(), order)
         return stored[3]
     *_, T, order = stored

@@ -17,7 +17,7 @@ from . import arrays, memory, streams
 #: Shared memory in bytes that a CTA may have, by architecture; those that are not named have 99 KiB.
 _SHARED = {"sm_75": 64 << 10, "sm_80": 163 << 10, "sm_90a": 227 << 10, "sm_100": 227 << 10}
 #: Kernels whose numbers the host reads before it goes on: they run under every policy, and are noted where all do.
-_ANSWERING = ("check_pattern",)
+_ANSWERING = ("check_pattern", "kept_places", "csr_blocks", "block_elements")
 #: Dynamic shared memory that a kernel may have without asking for more.
 _UNASKED = 48 << 10
 

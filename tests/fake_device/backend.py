@@ -244,18 +244,24 @@ class FakeBackend(Backend):
         order = None if order is None else _array(order)
         return ndarray(_compute(HOST.segment_reduce, op, _array(values), order, _array(starts)))
 
+    def _done(self, method: Callable[..., Any], blocks: Blocks, *args: Any) -> Any:
+        """What a method of the host makes of blocks, as arrays of the fake device."""
+        found = _compute(method, Blocks(*map(_array, blocks)), *args)
+        made = map(ndarray, found)
+        return Blocks(*made) if isinstance(found, Blocks) else tuple(made)
+
     def validated(self, blocks: Blocks, block_rows: int, block_cols: int) -> Blocks:
         return blocks
 
     def transpose(self, blocks: Blocks, block_cols: int, by_column: Any = None) -> Blocks:
-        return structure.transpose(self, blocks, block_cols)
+        return self._done(HOST.transpose, blocks, block_cols)
 
     def to_csr(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any]) -> tuple[Any, Any, Any]:
-        return structure.to_csr(self, blocks, dtype)
+        return self._done(HOST.to_csr, blocks, block_cols, dtype)
 
     def to_coo(self, blocks: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool = False) -> tuple[Any, Any, Any]:
         values = blocks.data.reshape(-1)
-        return (values.copy() if copy else values, *structure.to_coo(self, blocks, dtype))
+        return (values.copy() if copy else values, *self._done(HOST.to_coo, blocks, block_cols, dtype)[1:])
 
     def inspect(self, indices: Any, indptr: Any) -> PatternFacts:
         return structure.inspect(self, indices, indptr)
@@ -289,7 +295,7 @@ class FakeBackend(Backend):
         return structure.diagonal_blocks(self, blocks, count, turned)
 
     def set_diagonal(self, blocks: Blocks, block_cols: int, k: int, values: Any, count: int) -> bool:
-        return structure.set_diagonal(self, blocks, block_cols, k, values, count)
+        return HOST.set_diagonal(Blocks(*map(_array, blocks)), block_cols, k, _array(values), count)
 
 
 class FakeProducts(ProductEngine):

@@ -212,7 +212,7 @@ def test_diagonals_are_set_if_all_their_blocks_are_stored(dtype: Any, device: De
     for k, count in ((0, 10), (0, 2), (0, 8), (-2, 4), (-1, 4), (7, 1), (4, 2)):
         for values in (numbers(rng, (count,), np.dtype(dtype)), np.ones((), dtype)):
             there, want = on(device, blocks), blocks._replace(data=blocks.data.copy())
-            done = structure.set_diagonal(HOST, want, 6, k, values, count)
+            done = HOST.set_diagonal(want, 6, k, values, count)
             assert cuda.set_diagonal(there, 6, k, device.asarray(values), count) == done
             same_bits(device.asnumpy(there.data), want.data)
 
@@ -515,7 +515,7 @@ def test_a_copy_whose_indices_were_written_to_has_another_pattern(device: Device
 def test_blocks_are_transposed(dtype: Any, device: Device, rng: np.random.Generator) -> None:
     for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0, 0], [])), (*_BLOCKS, (40, 70))):
         blocks = stored(rng, pattern, blocksize, dtype, _INT32)
-        got, want = registry.cuda().transpose(on(device, blocks), 6), structure.transpose(HOST, blocks, 6)
+        got, want = registry.cuda().transpose(on(device, blocks), 6), HOST.transpose(blocks, 6)
         for one, other in zip(got, want, strict=True):
             same_bits(device.asnumpy(one), other)
 
@@ -527,7 +527,7 @@ def test_operations_on_matrices_go_on_beyond_a_small_grid(most: int, device: Dev
     a, b = (stored(rng, canonical_pattern(rng, 900, 30), (3, 2), F64, _INT32) for _ in range(2))
     a = a._replace(data=numbers(rng, a.data.shape, F64))
     there, keep = on(device, a), rng.random(len(a.indices)) < 0.5
-    csr = Csr(*structure.to_csr(HOST, a, _INT32))
+    csr = Csr(*HOST.to_csr(a, 3000, _INT32))
     row = np.repeat(np.arange(2700), np.diff(csr.indptr))
     with few_ctas(most):
         check_combined(device, "sub", a, b, False)

@@ -45,10 +45,10 @@ def test_elements_of_blocks_by_rows_and_in_order(
     for pattern, blocksize in itertools.product((_SCATTERED, _ORDERED, ([0], []), ([0, 0], [])), (*_BLOCKS, (40, 70))):
         blocks = stored(rng, pattern, blocksize, dtype, dtypes[0])
         there, cuda = on(device, blocks), registry.cuda()
-        want = structure.to_coo(HOST, blocks, dtypes[1])
+        want = HOST.to_coo(blocks, 6, dtypes[1])
         for got, wanted in (
-            (cuda.to_csr(there, 6, dtypes[1]), structure.to_csr(HOST, blocks, dtypes[1])),
-            *((cuda.to_coo(there, 6, dtypes[1], copy), (blocks.data.reshape(-1), *want)) for copy in (False, True)),
+            (cuda.to_csr(there, 6, dtypes[1]), HOST.to_csr(blocks, 6, dtypes[1])),
+            *((cuda.to_coo(there, 6, dtypes[1], copy), want) for copy in (False, True)),
         ):
             for one, other in zip(got, wanted, strict=True):
                 same_bits(device.asnumpy(one), other)
@@ -107,7 +107,7 @@ def test_full_blocks_of_csr(blocksize: tuple[int, int], dtype: Any, device: Devi
     for pattern, index in itertools.product((_ORDERED, ([0], []), ([0, 0], [])), (_INT32, _INT64)):
         want = stored(rng, pattern, blocksize, dtype, index)
         shape = ((len(want.indptr) - 1) * blocksize[0], 6 * blocksize[1])
-        csr = Csr(*structure.to_csr(HOST, want, index))
+        csr = Csr(*HOST.to_csr(want, 6, index))
         there = Csr(*map(device.asarray, csr))
         got = registry.cuda().blocks_of_csr(there, shape, blocksize, lambda: False)
         assert got is not None
@@ -164,7 +164,7 @@ def test_blocks_of_spoiled_csr_stay_inside(device: Device, rng: np.random.Genera
         for blocks, blocksize in itertools.product(spoiled(stored(rng, pattern, (1, 1), F64, _INT32)), blocksizes):
             csr = Csr(*map(device.asarray, (blocks.data.reshape(-1), *blocks[1:])))
             registry.cuda().blocks_of_csr(csr, shape, blocksize, lambda: True)
-    for blocks in spoiled(Blocks(*structure.to_csr(HOST, stored(rng, _ORDERED, (2, 3), F64, _INT32), _INT32))):
+    for blocks in spoiled(Blocks(*HOST.to_csr(stored(rng, _ORDERED, (2, 3), F64, _INT32), 6, _INT32))):
         csr = Csr(*map(device.asarray, blocks))
         registry.cuda().blocks_of_csr(csr, (10, 18), (2, 3), lambda: True)
     device.synchronize()

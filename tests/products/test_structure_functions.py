@@ -139,17 +139,17 @@ def test_other_formats_have_every_element(backend: Any, index: Any, block: tuple
     blocks = stored(backend, index, "f", *block)
     whole = dense(backend, blocks)
     R, C = block
-    turned = structure.transpose(backend, blocks, 3)
+    turned = backend.transpose(blocks, 3)
     np.testing.assert_array_equal(dense(backend, turned, 4), whole.T)
     assert on_host(backend, turned.indices)[0].tolist() == [0, 2, 2, 2, 0, 3]
     assert turned.indices.dtype == turned.indptr.dtype == index and turned.data.flags.c_contiguous
     for dtype in (np.dtype(np.int32), I64):
-        row, col = structure.to_coo(backend, blocks, dtype)
+        _, row, col = backend.to_coo(blocks, 3, dtype)
         found = np.zeros_like(whole)
         np.add.at(found, (backend.to_host(row), backend.to_host(col)), backend.to_host(blocks.data).ravel())
         np.testing.assert_array_equal(found, whole)
         assert row.dtype == col.dtype == dtype
-        values, columns, indptr = structure.to_csr(backend, blocks, dtype)
+        values, columns, indptr = backend.to_csr(blocks, 3, dtype)
         assert columns.dtype == indptr.dtype == dtype and values.dtype == np.float32
         assert backend.to_host(indptr).tolist() == [0, *np.cumsum(np.repeat([2 * C, 0, 3 * C, C], R))]
         found[...] = 0
@@ -211,7 +211,7 @@ def test_many_blocks_and_elements_at_few_places_keep_their_order() -> None:
     one = Blocks(np.ones((3, 1, 1)), np.zeros(3, int), np.arange(4))
     pattern = ProductEngine.product_pattern(HOST_PRODUCTS, blocks, one, 1)
     assert pattern.left.tolist() == list(range(n)) and pattern.right.tolist() == col.tolist()
-    turned = structure.transpose(HOST, Blocks(blocks.data, col, np.arange(n + 1)), 3)
+    turned = HOST.transpose(Blocks(blocks.data, col, np.arange(n + 1)), 3)
     assert turned.indices.tolist() == order.tolist()
 
 
