@@ -503,14 +503,19 @@ def _gradients(t: Trial) -> Iterator[Case]:
     S = 100
     # Tensor cores round weights, and their gradients, to the dtype before they multiply them.
     terms = 8 * S + round(4 * float(ml_dtypes.finfo(t.dtype).eps / np.finfo(accumulator_dtype(t.dtype)).eps))
-    for D in (64, 128, 36):
-        q, dout = ((t.values((2, 4, S, D)) / 8).astype(t.dtype) for _ in range(2))
-        k, v = ((t.values((2, 2, S, D)) / 2).astype(t.dtype) for _ in range(2))
+    blocks = BlockMask.random(S, per_row=2, block=32, device=t.backend.name)
+    kinds: dict[str, tuple[HostArray, dict[str, Any]]] = {
+        "full": (np.ones((S, S), bool), {}),
+        "causal": (np.tri(S, dtype=bool), {"causal": True}),
+        "mask": (t.get(t.backend.xp.asarray(blocks.to_dense())), {"mask": blocks}),
+    }
+    for D in (64, 256, 36):
+        q, dout = ((t.values((1, 4, S, D)) / 8).astype(t.dtype) for _ in range(2))
+        k, v = ((t.values((1, 2, S, D)) / 2).astype(t.dtype) for _ in range(2))
         there = t.put(q), t.put(k), t.put(v)
-        for label, seen in (("full", np.ones((S, S), bool)), ("causal", np.tri(S, dtype=bool))):
-            causal = label == "causal"
-            out, lse = attention(*there, causal=causal, return_lse=True)
-            found = attention_backward(t.put(dout), *there, out, lse, causal=causal)
+        for label, (seen, options) in kinds.items():
+            out, lse = attention(*there, return_lse=True, **options)
+            found = attention_backward(t.put(dout), *there, out, lse, **options)
             for name, got, (want, size) in zip(("dq", "dk", "dv"), found, _slopes(q, k, v, dout, seen), strict=True):
                 yield Case(f"{name}, {label}, heads of {D}", t.get(got), want, size, terms)
 
