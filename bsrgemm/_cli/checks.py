@@ -594,7 +594,7 @@ def _attends(backend: Backend, dtype: np.dtype[Any]) -> bool:
 
 CHECKS: tuple[Check, ...] = (
     Check("A @ x, small blocks", partial(_times_vector, blocks=((1, 1), (2, 7), (3, 3), (8, 2)))),
-    Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16)))),
+    Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16), (20, 17)))),
     *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=(n,), blocks=_COLUMNS[n])) for n in _COLUMNS),
     Check("A @ B, blocks for tensor cores", _tensor_blocks, _on_tensor_cores),
     Check(
