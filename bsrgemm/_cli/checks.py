@@ -7,18 +7,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from .._array.arrays import leaf
 from .._attention.attention import attention
 from .._attention.decode import attention_decode
+from .._attention.gradients import attention_backward
 from .._attention.kv_cache import KVCache
 from .._attention.mask import BlockMask
 from .._backend.array_kernels import OPERATIONS
 from .._backend.base import Backend
 from .._backend.registry import host
 from .._products.matmul import matmul
-from ..dtypes import BFLOAT16, BOOL, DEVICE_DTYPES, FLOAT8, HALF_DTYPES, is_float, result_dtype
+from .._products.sddmm import sddmm
+from ..dtypes import (
+    BFLOAT16,
+    BOOL,
+    DEVICE_DTYPES,
+    FLOAT8,
+    HALF_DTYPES,
+    accumulator_dtype,
+    is_float,
+    result_dtype,
+)
 
 HostArray = np.ndarray[Any, Any]
 
@@ -324,14 +336,41 @@ def _repeated(t: Trial) -> Iterator[Case]:
 
 
 # ------------------------------------------------------------------------------ sparse results
-def _sparse_product(t: Trial) -> Iterator[Case]:
-    # Result blocks have 1 to 256 elements: spgemm_simt uses 1 to 128 threads for each.
-    for R, K, C in ((1, 1, 1), (1, 2, 2), (2, 3, 2), (2, 2, 3), (3, 3, 3), (5, 5, 5), (6, 7, 8), (16, 3, 16)):
+#: Result blocks have 1 to 256 elements: spgemm_simt uses 1 to 128 threads for each.
+_PAIRS = ((1, 1, 1), (1, 2, 2), (2, 3, 2), (2, 2, 3), (3, 3, 3), (5, 5, 5), (6, 7, 8), (16, 3, 16))
+
+
+def _sparse_product(t: Trial, pairs: tuple[tuple[int, int, int], ...] = _PAIRS) -> Iterator[Case]:
+    for R, K, C in pairs:
         A = t.blocks((R, K), messy=R == 3)
         B = t.blocks((K, C), grid=(A.grid[1], 6))
         got = (A.on(t.backend) @ B.on(t.backend)).toarray()
         want, size = A.dense() @ B.dense(), A.dense_size() @ B.dense_size()
         yield Case(f"blocks ({R}, {K}) and ({K}, {C})", t.get(got), want, size, A.row_terms())
+
+
+def _sampled(t: Trial) -> Iterator[Case]:
+    for block in ((3, 2), (16, 16), (64, 32)):
+        S = t.blocks(block, (7, 5))
+        X, Y = t.values((S.shape[0], 48)), t.values((48, S.shape[1]))
+        stored = np.zeros(S.grid, bool)
+        stored[S.row, S.col] = True
+        stored = stored.repeat(block[0], 0).repeat(block[1], 1)
+        want, size = (np.where(stored, x @ y, x.dtype.type(0)) for x, y in ((_wide(X), _wide(Y)), (_size(X), _size(Y))))
+        pattern = S.on(t.backend)
+        for turn in ("first", "second"):  # which may have other kernels
+            got = sddmm(t.put(X), t.put(Y), pattern).toarray()
+            yield Case(f"block {block}, {turn} product with the pattern", t.get(got), want, size, 48)
+
+
+def _sums(t: Trial) -> Iterator[Case]:
+    for block in ((1, 1), (5, 3)):
+        A = t.blocks(block)
+        for axis in (0, 1):
+            got = t.get(A.on(t.backend).sum(axis=axis))
+            terms = (A.column_terms, A.row_terms)[axis]()
+            yield Case(f"block {block}, axis {axis}", got, A.dense().sum(axis), A.dense_size().sum(axis), terms)
+        yield Case(f"block {block}, diagonal", t.get(A.on(t.backend).diagonal()), A.dense().diagonal())
 
 
 def _sparse_sum(t: Trial) -> Iterator[Case]:
@@ -460,6 +499,44 @@ def _attention(t: Trial) -> Iterator[Case]:
             yield Case(f"{label}, heads of {D}", got, want, size, terms=8 * S_k)
 
 
+def _gradients(t: Trial) -> Iterator[Case]:
+    S = 100
+    # Tensor cores round weights, and their gradients, to the dtype before they multiply them.
+    terms = 8 * S + round(4 * float(ml_dtypes.finfo(t.dtype).eps / np.finfo(accumulator_dtype(t.dtype)).eps))
+    blocks = BlockMask.random(S, per_row=2, block=32, device=t.backend.name)
+    kinds: dict[str, tuple[HostArray, dict[str, Any]]] = {
+        "full": (np.ones((S, S), bool), {}),
+        "causal": (np.tri(S, dtype=bool), {"causal": True}),
+        "mask": (t.get(t.backend.xp.asarray(blocks.to_dense())), {"mask": blocks}),
+    }
+    for D in (64, 256, 36):
+        q, dout = ((t.values((1, 4, S, D)) / 8).astype(t.dtype) for _ in range(2))
+        k, v = ((t.values((1, 2, S, D)) / 2).astype(t.dtype) for _ in range(2))
+        there = t.put(q), t.put(k), t.put(v)
+        for label, (seen, options) in kinds.items():
+            out, lse = attention(*there, return_lse=True, **options)
+            found = attention_backward(t.put(dout), *there, out, lse, **options)
+            for name, got, (want, size) in zip(("dq", "dk", "dv"), found, _slopes(q, k, v, dout, seen), strict=True):
+                yield Case(f"{name}, {label}, heads of {D}", t.get(got), want, size, terms)
+
+
+def _slopes(q: HostArray, k: HostArray, v: HostArray, dout: HostArray, seen: HostArray) -> list[Any]:
+    """dq, dk and dv of attention in float64, each with the sums of the absolute values of its terms."""
+    group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5
+    q, k, v, dout = _wide(q), _wide(k).repeat(group, 1), _wide(v).repeat(group, 1), _wide(dout)
+    scores = np.where(seen, scale * q @ k.swapaxes(2, 3), -np.inf)
+    p = np.exp(scores - scores.max(axis=3, keepdims=True))
+    p /= p.sum(axis=3, keepdims=True)
+    pairs = []
+    for of in (lambda x: x, abs):  # the gradients, and what bounds them
+        dp = of(dout) @ of(v).swapaxes(2, 3)
+        delta = (p * dp).sum(axis=3, keepdims=True)
+        ds = scale * p * (dp + delta if of is abs else dp - delta)
+        every = ds @ of(k), ds.swapaxes(2, 3) @ of(q), p.swapaxes(2, 3) @ of(dout)
+        pairs.append([every[0], *(x.reshape(len(x), -1, group, *x.shape[2:]).sum(axis=2) for x in every[1:])])
+    return list(zip(*pairs, strict=True))
+
+
 def _attention_fp8(t: Trial) -> Iterator[Case]:
     S_q, S_k = 150, 200
     float32 = np.dtype(np.float32)
@@ -505,15 +582,25 @@ _COLUMNS = {
     300: _NARROW + _WIDE,
 }
 
+
+def _on_tensor_cores(backend: Backend, dtype: np.dtype[Any]) -> bool:
+    """Floats and complex numbers, but long doubles: where these are computed by software, they would take too long."""
+    return dtype in DEVICE_DTYPES and (is_float(dtype) or dtype.kind == "c")
+
+
+def _attends(backend: Backend, dtype: np.dtype[Any]) -> bool:
+    return is_float(dtype) and dtype.char != "g"
+
+
 CHECKS: tuple[Check, ...] = (
     Check("A @ x, small blocks", partial(_times_vector, blocks=((1, 1), (2, 7), (3, 3), (8, 2)))),
-    Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16)))),
+    Check("A @ x, large blocks", partial(_times_vector, blocks=((9, 2), (12, 5), (16, 16), (20, 17)))),
     *(Check(f"A @ B, N = {n}", partial(_times_columns, columns=(n,), blocks=_COLUMNS[n])) for n in _COLUMNS),
-    # Long doubles have none; where they are computed by software, they would take most of the time of all checks.
+    Check("A @ B, blocks for tensor cores", _tensor_blocks, _on_tensor_cores),
     Check(
-        "A @ B, blocks for tensor cores",
-        _tensor_blocks,
-        lambda backend, dtype: dtype in DEVICE_DTYPES and (is_float(dtype) or dtype.kind == "c"),
+        "A @ B, few columns",
+        partial(_times_columns, columns=(1, 3, 8), blocks=((16, 32), (64, 64))),
+        lambda backend, dtype: dtype in HALF_DTYPES,
     ),
     Check("A @ B as tf32", _as_tf32, lambda backend, dtype: dtype.char == "f"),
     Check("A @ B of fp8", _as_fp8, lambda backend, dtype: dtype.char == "B"),
@@ -528,6 +615,9 @@ CHECKS: tuple[Check, ...] = (
     Check("out_dtype", _wider_result, lambda backend, dtype: str(dtype) in _WIDER),
     Check("int8 A @ B", _mixed, lambda backend, dtype: is_float(dtype)),
     Check("A @ A2", _sparse_product),
+    Check("A @ A2, tensor cores", partial(_sparse_product, pairs=((16, 16, 16), (64, 32, 64))), _on_tensor_cores),
+    Check("sddmm", _sampled, _on_tensor_cores),
+    Check("sums, diagonal", _sums, _on_tensor_cores),
     Check("A + A2", _sparse_sum),
     Check("A.T", _transpose),
     Check("sort, sum_duplicates", _order),
@@ -535,14 +625,18 @@ CHECKS: tuple[Check, ...] = (
     Check("coo -> bsr", _through_coo),
     Check("dense -> bsr -> dense", _through_dense),
     *(Check(f"segment {op}", partial(_segments, op=op)) for op in OPERATIONS),
-    Check("attention", _attention, lambda backend, dtype: is_float(dtype) and dtype.char != "g"),
+    Check("attention", _attention, _attends),
+    Check(
+        "gradients of attention",
+        _gradients,
+        lambda backend, dtype: (backend.name == "cuda" or backend is host()) and _attends(backend, dtype),
+    ),
     Check("attention of fp8", _attention_fp8, lambda backend, dtype: dtype.char == "B"),
     Check(
         "attention_decode",
         _decode,
         lambda backend, dtype: (
-            (backend.name == "cuda" and dtype in HALF_DTYPES)
-            or (backend is host() and is_float(dtype) and dtype.char != "g")
+            (backend.name == "cuda" and dtype in HALF_DTYPES) or (backend is host() and _attends(backend, dtype))
         ),
     ),
     Check("inner products", _inner_product, lambda backend, dtype: dtype.char in "fdFD"),

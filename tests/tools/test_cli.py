@@ -17,6 +17,7 @@ from bsrgemm.__main__ import main
 from bsrgemm._backend import array_kernels
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._backend.registry import Backend
+from bsrgemm._cli import checks
 from bsrgemm._cli import compile as compile_command
 from bsrgemm._cli import verify as verify_command
 from bsrgemm._kernels import element_types, jit
@@ -141,7 +142,8 @@ def test_every_check_of_verify_passes(backend: Backend) -> None:
     outcomes = list(verify_command.run(backend=backend, dtypes=dtypes, seed=5))
     assert [str(outcome) for outcome in outcomes if not outcome.ok] == []
     assert {outcome.dtype for outcome in outcomes} == {str(dtype) for dtype in dtypes}
-    elsewhere = {"attention_decode"} if backend.name == "fake" else set()  # its kernel is for a real device
+    # whose kernels are for a real device
+    elsewhere = {"attention_decode", "gradients of attention"} if backend.name == "fake" else set()
     assert {outcome.name for outcome in outcomes} == {check.name for check in verify_command.CHECKS} - elsewhere
 
 
@@ -228,6 +230,24 @@ def test_a_wrong_method_fails_for_every_dtype(method: str, monkeypatch: pytest.M
     outcomes = list(verify_command.run([check for check in verify_command.CHECKS if check.name == name], HOST))
     assert [outcome.dtype for outcome in outcomes] == [str(dtype) for dtype in HOST.dtypes]
     assert not any(outcome.ok for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [("sddmm", "sddmm"), ("attention_backward", "gradients of attention"), ("attention", "attention")],
+)
+def test_a_function_that_is_a_percent_off_fails(name: str, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(checks, name)
+
+    def off(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
+        first, rest = (found[0], found[1:]) if isinstance(found, tuple) else (found, None)
+        first = (first * 1.01).astype(first.dtype)
+        return first if rest is None else (first, *rest)
+
+    monkeypatch.setattr(checks, name, off)
+    wanted = [one for one in verify_command.CHECKS if one.name == check]
+    assert not any(outcome.ok for outcome in verify_command.run(wanted, dtypes=[FLOAT32, np.dtype(np.float64)]))
 
 
 def test_a_check_that_raises_fails_with_the_reason() -> None:
