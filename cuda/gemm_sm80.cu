@@ -256,10 +256,13 @@ __device__ __forceinline__ void store_run(const Problem& problem, C* line, int f
 
 // ---------------------------------------------------------------------------------- splits
 // Adds the splits of a group: each CTA writes its sums, and the one that arrives last adds all of them, in their order.
-// Returns false if another one will. `tile` is the number of the tile of columns, of `tiles` in all batches; only warps
-// with columns of C have sums.
-__device__ __forceinline__ bool gather(const Schedule& schedule, int split, i64 tile, i64 tiles, bool has_sums,
-                                       Accum& accum) {
+// Returns false if another one will. Only warps with columns of C have sums.
+__device__ __forceinline__ bool gather(const GemmSm80& argument, int split, int column_tile, int batch, Accum& accum) {
+  const Schedule& schedule = argument.schedule;
+  const i64 column_tiles = (argument.product.N + kTileN - 1) / kTileN;
+  const i64 tile = batch * column_tiles + column_tile, tiles = argument.product.batches * column_tiles;
+  const u32 warp_n = threadIdx.x / 32 % kWarpsN * kWarpN;
+  const bool has_sums = i64(column_tile) * kTileN + warp_n < argument.product.N;
   constexpr int kTogether = 16 / sizeof(Sum), kSums = sizeof(Accum) / sizeof(Sum);
   union Together { uint4 words; Sum x[kTogether]; };
   Sum (&sums)[kSums] = reinterpret_cast<Sum (&)[kSums]>(accum);
@@ -347,8 +350,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     const int split = uniform(shared.item.w);
     const i64 column = i64(column_tile) * kTileN;
     const int columns = int(min(problem.N - column, i64(kTileN)));
-    copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col;
-    copier.columns = columns;
+    copier.panel = problem.b + batch * problem.b_batch + column * problem.b_col, copier.columns = columns;
     copier.start(group, first, last);
 
     // Multiply the stages of the tile, and copy one ahead for each.
@@ -373,18 +375,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) gemm_sm80(const __
     // Add the other splits of the group, fetch the next item, then store.
     const int* places = &shared.places[warp_row_tile(opaque(threadIdx.x))];
     C* corner = problem.c + batch * problem.c_batch + column * problem.c_col;
-    const bool stores = split < 0 || gather(schedule, split, i64(batch) * column_tiles + column_tile,
-                                            i64(batches) * column_tiles, int(warp_n) < columns, accum);
+    const bool stores = split < 0 || gather(argument, split, column_tile, batch, accum);
     item += gridDim.x;
     settle();
     if (threadIdx.x == 0 && batch < batches) shared.item = schedule.items[item];
     const u32 lane = opaque(threadIdx.x) % 32;
     const bool whole = is_whole(problem, columns);
-    if (!stores) continue;
 #pragma unroll
     for (int slice = 0; slice < 2 * kMmasM; ++slice) {
       const int place = places[slice * 8 / kRowTileHeight];
-      if (place < 0) continue;
+      if (place < 0 || !stores) continue;
       const u32 below = warp_m % kRowTileHeight + OperandA::spread(slice, lane / 4) % kWarpTileHeight;
       const i64 row = row_of_c(argument, i64(place) * kRowTileHeight + below);
       if (row < 0) continue;
