@@ -1,5 +1,6 @@
 // Every element of each stored block, and back: kCsr by rows, in the order of the blocks; kCoo in the order of `data`;
-// kFind: whether a matrix in CSR has full blocks alone, and which;  kFill: data of blocks from the values of a CSR matrix
+// kFind: whether a matrix in CSR has full blocks alone, and which;  kFill: data of blocks from the values of a CSR matrix;
+// kPut: to their places in a dense matrix;  kTake: data of blocks from the places that they have in a dense matrix
 // Element (r, c) of the t-th of the n blocks of block row i is number (indptr[i] R + r n) C + t C + c in CSR, and row
 // pointers follow from indptr alone: one launch, and nothing to count. A CTA takes `tile` neighbouring elements, of
 // which a warp finds the block rows of the first and of the last 32 at a time. A thread finds the place of one in kPer
@@ -13,7 +14,7 @@ using T = ELEMENT_A;  // a type of the size of an element: elements are only mov
 using Index = INDEX;
 using To = TO;
 
-enum Format { kCsr, kCoo, kFind, kFill };
+enum Format { kCsr, kCoo, kFind, kFill, kPut, kTake };
 constexpr Format kFormat = FORMAT;
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kPer = 8, kPart = 32 * kPer;  // elements of a thread, and of a warp, at a time
@@ -21,10 +22,10 @@ constexpr int kPitch = 34;  // words between the items that neighbouring lanes l
 constexpr int kCtas = sizeof(T) > 8 ? 3 : 4;  // CTAs per SM: leaves 80 or 64 registers per thread
 
 struct BlockElements {
-  T* data;          // (blocks, R, C), which kFill writes
+  T* data;          // (blocks, R, C), which kFill and kTake write
   Index* indices;   // (blocks,), which kFind writes
   Index* indptr;    // (block_rows + 1,), which kFind writes
-  T* values;        // (elements,) in the order of the format; kCoo may have none
+  T* values;        // (elements,) in the order of the format; kCoo may have none;  kPut, kTake: the dense matrix
   To* rows;         // kCsr, kFind: row pointers (block_rows * R + 1,);  kCoo: (elements,)
   To* columns;      // (elements,)
   const i64* runs;  // kFill: the elements of each row of a block (blocks * R,); none if all blocks are full
@@ -32,11 +33,12 @@ struct BlockElements {
   u32* wrong;       // the same, and CTAs that are done; zero before and after
   u32* arrived;
   i64 block_rows, block_cols, blocks, elements, tile;
+  i64 row_stride, col_stride;  // kPut, kTake: in elements
   int R, C;
 };
 #ifdef BLOCK_ELEMENTS_BYTES
 CHECK_LAYOUT(BlockElements, BLOCK_ELEMENTS, (data)(indices)(indptr)(values)(rows)(columns)(runs)(found)(wrong)(arrived)
-             (block_rows)(block_cols)(blocks)(elements)(tile)(R)(C))
+             (block_rows)(block_cols)(blocks)(elements)(tile)(row_stride)(col_stride)(R)(C))
 #endif
 
 __device__ __forceinline__ i64 clamp(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
@@ -128,7 +130,7 @@ __device__ __forceinline__ void leave_by_rows(const BlockElements& a, i64 e, int
   }
 }
 
-// kCoo: the rows and columns of the elements of `data` from e on;  kFill: their places in `values`, and their columns.
+// The rows of the elements of `data` from e on, or their places in `values`, and their columns.
 __device__ __forceinline__ void leave_by_blocks(const BlockElements& a, i64 e, int n, i64 low, i64 high, i64* sources,
                                                 To* columns) {
   const i64 size = i64(a.R) * a.C;
@@ -142,10 +144,10 @@ __device__ __forceinline__ void leave_by_blocks(const BlockElements& a, i64 e, i
     }
     if (k == 0 || c == 0) {
       if (k == 0 || r == 0) {
-        if (kFormat == kCoo || !a.runs) i = row_with(a, block * size, k == 0 ? low : i, high);
+        if (kFormat != kFill || !a.runs) i = row_with(a, block * size, k == 0 ? low : i, high);
         column = column_of(a, block);
       }
-      if constexpr (kFormat == kCoo) {
+      if constexpr (kFormat != kFill) {
         from = i * a.R + r;
       } else if (a.runs) {
         from = a.runs[block * a.R + r];
@@ -154,7 +156,8 @@ __device__ __forceinline__ void leave_by_blocks(const BlockElements& a, i64 e, i
         from = begin + r * line + (block - quotient(begin, size)) * a.C;
       }
     }
-    sources[k * kPitch] = kFormat == kFill && !a.runs ? from + c : from;
+    if constexpr (kFormat == kFill) sources[k * kPitch] = a.runs ? from : from + c;
+    else sources[k * kPitch] = kFormat == kCoo ? from : from * a.row_stride + (column + c) * a.col_stride;
     columns[k * kPitch] = To(column + c);
   }
 }
@@ -191,14 +194,18 @@ __device__ __forceinline__ void copy_part(const BlockElements& a, i64 first, i64
       if constexpr (kFormat == kCoo) values[k] = a.values ? a.data[e] : T{};
       if constexpr (kFormat == kFill) values[k] = value_at(a, e, sources[at], columns[at]);
       if constexpr (kFormat == kFind) wrong += a.columns[e] != columns[at];
+      if constexpr (kFormat == kPut) values[k] = a.data[e];
+      if constexpr (kFormat == kTake) values[k] = a.values[sources[at]];
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
       const int ahead = from + k * 32 + lane_id(), at = ahead % kPer * kPitch + ahead / kPer;
       const i64 e = first + ahead;
       if (kFormat == kFind || e >= stop) continue;
-      if constexpr (kFormat == kFill) {
+      if constexpr (kFormat == kFill || kFormat == kTake) {
         a.data[e] = values[k];
+      } else if constexpr (kFormat == kPut) {
+        a.values[sources[at]] = values[k];
       } else {
         if (kFormat == kCsr || a.values) a.values[e] = values[k];
         if constexpr (kFormat == kCoo) a.rows[e] = To(sources[at]);

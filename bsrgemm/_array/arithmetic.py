@@ -295,7 +295,9 @@ class Arithmetic(Conversions):
             along = xp.broadcast_to(spread[:, None], (times, n)).reshape(-1)
             row, col = (xp.broadcast_to(x, (times, n)).reshape(-1) for x in (row, col))
             row, col = (along, col) if M == 1 else (row, along)
-        factor = xp.broadcast_to(wide, shape)[row, col]
+            factor = xp.broadcast_to(wide, shape)[row, col]
+        else:
+            factor = self._backend.take_blocks(self._blocks, xp.broadcast_to(wide, shape))
         values, factor = self._promoted(values, factor)
         values = values * factor
         return self._foreign("coo", (values, (row, col)), shape, values.dtype)

@@ -404,7 +404,7 @@ class Conversions(Elements):
             _, R, C = blocks.data.shape
             if loops.small_block >= R * C and loops.add_to_dense(blocks, view, zero=True):
                 return out
-        structure.add_to_dense(backend, self._canonical(), view)
+        backend.put_blocks(self._canonical(), view)
         return out
 
     def todense(self, order: str | None = None, out: Array | None = None) -> Array:

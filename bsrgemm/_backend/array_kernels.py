@@ -48,7 +48,7 @@ BLOCK_ELEMENTS = Struct(
     "BlockElements",
     (
         *fields("P", "data indices indptr values rows columns runs found wrong arrived"),
-        *fields("q", "block_rows block_cols blocks elements tile"),
+        *fields("q", "block_rows block_cols blocks elements tile row_stride col_stride"),
         *fields("i", "R C"),
     ),
 )
@@ -238,7 +238,7 @@ class CheckPattern(Kernel, source="check_pattern.cu", argument=CHECK_PATTERN):
 
 @dataclass(frozen=True)
 class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS):
-    """Configuration of the kernel that lists the elements of all blocks, in CSR or COO, and finds blocks in CSR."""
+    """Configuration of the kernel that moves the elements of all blocks to CSR, COO and dense matrices, and back."""
 
     format: str
     element_a: str
@@ -256,7 +256,7 @@ class BlockElements(Kernel, source="block_elements.cu", argument=BLOCK_ELEMENTS)
             yield from (cls.of(name, size, index, to) for name in ("kCsr", "kCoo") for size in sizes)
         for index in _INDICES:
             yield cls.of("kFind", 1, index, index)
-            yield from (cls.of("kFill", size, index, index) for size in sizes)
+            yield from (cls.of(name, size, index, index) for name in ("kFill", "kPut", "kTake") for size in sizes)
 
     @classmethod
     def of(cls, format: str, size: int, index: str, to: str) -> BlockElements:

@@ -302,6 +302,14 @@ class Backend(ABC):
         """Return how many blocks the elements of a valid matrix in CSR are in; on a device it has no duplicates."""
 
     @abstractmethod
+    def put_blocks(self, blocks: Blocks, out: Array) -> None:
+        """Write blocks, which have no duplicates, to their places in a dense matrix of any strides."""
+
+    @abstractmethod
+    def take_blocks(self, blocks: Blocks, X: Array) -> Array:
+        """Return the elements of a dense matrix of any strides at the places of blocks, in the order of `data`."""
+
+    @abstractmethod
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         """Return the positions of the blocks sorted by block column, and where each block column begins among them."""
 

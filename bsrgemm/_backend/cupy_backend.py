@@ -232,6 +232,15 @@ class CupyBackend(Backend):
     def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
         return device_arrays.count_blocks(csr, shape, blocksize)
 
+    def put_blocks(self, blocks: Blocks, out: Array) -> None:
+        if device_arrays.at_elements(out):
+            device_arrays.put_blocks(blocks, out)
+        else:
+            structure.add_to_dense(self, blocks, out)
+
+    def take_blocks(self, blocks: Blocks, X: Array) -> Array:
+        return device_arrays.take_blocks(blocks, X if device_arrays.at_elements(X) else X.copy())
+
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         order, begins = structure.by_column(self, indices, block_cols)
         return order.astype(indices.dtype, copy=False), begins.astype(indices.dtype, copy=False)

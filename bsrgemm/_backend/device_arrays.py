@@ -102,7 +102,7 @@ def to_coo(given: Blocks, block_cols: int, dtype: np.dtype[Any], copy: bool) -> 
 
 
 #: The arrays that only some formats of `block_elements` have.
-_NO_RUNS = {"runs": 0, "found": 0, "wrong": 0, "arrived": 0}
+_NO_RUNS = dict.fromkeys(("runs", "found", "wrong", "arrived", "row_stride", "col_stride"), 0)
 
 
 def _start_elements(
@@ -124,6 +124,33 @@ def _start_elements(
         block_rows=len(indptr) - 1, block_cols=block_cols, blocks=n, elements=elements, tile=tile, R=R, C=C,
         **(_NO_RUNS | places),
     )  # fmt: skip
+
+
+def at_elements(x: Array) -> bool:
+    """Whether all elements of an array lie at multiples of their size, where kernels can read and write them."""
+    return not any(n % x.itemsize for n in (x.data.ptr, *x.strides))
+
+
+def put_blocks(blocks: Blocks, out: Array) -> None:
+    """Write blocks, no two of which have the same place, to their places in a dense matrix of any strides."""
+    _start_dense("kPut", read(blocks), out)
+
+
+def take_blocks(blocks: Blocks, X: Array) -> Array:
+    """Return the elements of a dense matrix of any strides at the places of blocks, in the order of `data`."""
+    indices, indptr = _index(blocks.indices, blocks.indptr)
+    out = cupy.ndarray(blocks.data.shape, X.dtype)
+    _start_dense("kTake", Blocks(out, indices, indptr), X)
+    return out.reshape(-1)
+
+
+def _start_dense(format: str, blocks: Blocks, X: Array) -> None:
+    """Start `block_elements` with a dense matrix."""
+    of = blocks.data.shape
+    row_stride, col_stride = (n // X.itemsize for n in X.strides)
+    none = blocks.indices[:0]
+    dense = {"row_stride": row_stride, "col_stride": col_stride}
+    _start_elements(format, blocks, of, X.shape[1] // of[2], Csr(X, none, none), **dense)
 
 
 def blocks_of_csr(

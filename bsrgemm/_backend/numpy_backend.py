@@ -150,6 +150,15 @@ class NumpyBackend(Backend):
     def count_blocks(self, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> int:
         return self.loops.count_blocks(csr, shape, blocksize)
 
+    def put_blocks(self, blocks: Blocks, out: Array) -> None:
+        structure.add_to_dense(self, blocks, out)
+
+    def take_blocks(self, blocks: Blocks, X: Array) -> Array:
+        (_, R, C), (M, N) = blocks.data.shape, X.shape
+        tiles = X.reshape(M // R, R, N // C, C).transpose(0, 2, 1, 3)
+        found: Array = tiles[self.expand(blocks.indptr, len(blocks.indices)), blocks.indices].reshape(-1)
+        return found
+
     def by_column(self, indices: Array, indptr: Array, block_cols: int) -> tuple[Array, Array]:
         found: tuple[Array, Array] = self.loops.by_column(indices, indptr, block_cols)
         return found

@@ -282,6 +282,12 @@ class FakeBackend(Backend):
     def count_blocks(self, csr: Csr, shape: Any, blocksize: Any) -> int:
         return HOST.count_blocks(Csr(*map(_array, csr)), shape, blocksize)
 
+    def put_blocks(self, blocks: Blocks, out: Any) -> None:
+        HOST.put_blocks(Blocks(*map(_array, blocks)), _array(out))
+
+    def take_blocks(self, blocks: Blocks, X: Any) -> Any:
+        return ndarray(HOST.take_blocks(Blocks(*map(_array, blocks)), _array(X)))
+
     def by_column(self, indices: Any, indptr: Any, block_cols: int) -> tuple[Any, Any]:
         return structure.by_column(self, indices, block_cols)
 

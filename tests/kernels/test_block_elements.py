@@ -68,6 +68,47 @@ def test_elements_of_spoiled_indices_stay_inside(device: Device, rng: np.random.
     device.synchronize()
 
 
+#: Parts of M rows and N columns of an array with twice as many.
+_VIEWS = (
+    lambda x, M, N: x[:M, :N],
+    lambda x, M, N: x[::2, ::2],
+    lambda x, M, N: x.reshape(-1)[: M * N].reshape(N, M).T,
+)
+
+
+@pytest.mark.before
+@pytest.mark.parametrize("index", [_INT32, _INT64], ids=str)
+@pytest.mark.parametrize("dtype", [np.dtype(c) for c in "beidD"], ids=str)
+def test_blocks_are_put_into_dense_matrices_and_taken_from_them(
+    dtype: Any, index: Any, device: Device, rng: np.random.Generator
+) -> None:
+    """Matrices in rows, in columns, every second element of a larger one, and one row that is repeated."""
+    for pattern, blocksize in itertools.product((_ORDERED, ([0, 0], [])), (*_BLOCKS, (40, 70))):
+        blocks = stored(rng, pattern, blocksize, dtype, index)
+        shape = ((len(blocks.indptr) - 1) * blocksize[0], 6 * blocksize[1])
+        there, whole = on(device, blocks), numbers(rng, (2 * shape[0], 2 * shape[1]), np.dtype(dtype))
+        for view in _VIEWS:
+            want, got = whole.copy(), device.asarray(whole)
+            taken = registry.cuda().take_blocks(there, view(got, *shape))
+            same_bits(device.asnumpy(taken), HOST.take_blocks(blocks, view(want, *shape)))
+            HOST.put_blocks(blocks, view(want, *shape))
+            registry.cuda().put_blocks(there, view(got, *shape))
+            same_bits(device.asnumpy(got), want)
+        row = np.broadcast_to(whole[0, : shape[1]], shape)
+        repeated = device.cupy.broadcast_to(device.asarray(whole[0, : shape[1]]), shape)
+        same_bits(device.asnumpy(registry.cuda().take_blocks(there, repeated)), HOST.take_blocks(blocks, row))
+
+
+@pytest.mark.before
+@pytest.mark.sanitizer
+def test_spoiled_indices_stay_inside_dense_matrices(device: Device, rng: np.random.Generator) -> None:
+    whole = device.asarray(np.zeros((10, 18)))
+    for blocks in spoiled(stored(rng, _ORDERED, (2, 3), F64, _INT32)):
+        registry.cuda().put_blocks(on(device, blocks), whole)
+        registry.cuda().take_blocks(on(device, blocks), whole)
+    device.synchronize()
+
+
 def check_blocks_of_csr(device: Device, csr: Csr, shape: tuple[int, int], blocksize: tuple[int, int]) -> None:
     """Compare with blocks that are made of single elements, for a matrix without duplicates."""
     rows = np.repeat(np.arange(shape[0]), np.diff(csr.indptr))
