@@ -57,8 +57,11 @@ _L2_BYTES, _LINE_CYCLES = 36, 3
 #: Multiplications a second on the CUDA cores of an H200: of a block, which one CTA computes, and of all; by the bytes
 #: of complex numbers, 0 for all others.
 _SIMT = {0: (2.3e9, 1.8e12), 8: (2.4e9, 1.5e12), 16: (2.0e9, 7e11)}
-#: Seconds of launches on the tensor cores and on the CUDA cores.
-_LAUNCH, _SIMT_LAUNCH = 3e-6, 1e-5
+#: Seconds of launches on the tensor cores and on the CUDA cores; nanoseconds from the start of a CTA to the next one.
+_LAUNCH, _SIMT_LAUNCH, _CTA = 3e-6, 1e-5, 2.4
+#: Seconds more of a sampled product on the CUDA cores, whose operands are copied first, and the share of the rate for a
+#: block of one element, which grows with the side of a block.
+_GATHERED, _ELEMENT_SHARE = 1e-5, 0.12
 
 
 @dataclass(frozen=True)
@@ -392,7 +395,8 @@ class BlockProductsSm80(
         tiles = blocks * -(-problem.N // self.part_n) / (self.tile_n // self.part_n) * (problem.R // self.tile_m)
         depth, wide = -(-problem.K * problem.a.itemsize // 128), min(problem.K, 128 // problem.a.itemsize)
         step = max(least, self.tile_m * self.tile_n * wide / rate)
-        spread = tiles * (depth * step + alone / 2) / card.multiprocessors
+        ctas = blocks * -(-problem.N // self.part_n) * (problem.R // self.tile_m)
+        spread = tiles * (depth * step + alone / 2) / card.multiprocessors + ctas * _CTA
         return _LAUNCH + 1e-9 * max(depth * max(step, alone), spread) * H200.clock / card.clock
 
     @classmethod
@@ -486,6 +490,12 @@ def simt_seconds(problem: BlockProblem, pairs: float, blocks: int, card: Card) -
     scale = card.multiprocessors / H200.multiprocessors
     seconds = max(longest(pairs, blocks) * each / rates[0], pairs * each / rates[1] / scale)
     return _SIMT_LAUNCH + seconds * H200.clock / card.clock
+
+
+def sampled_simt_seconds(problem: BlockProblem, blocks: int, card: Card) -> float:
+    """What a sampled product takes on the CUDA cores: small blocks use little of what they load."""
+    share = min(1.0, _ELEMENT_SHARE * math.sqrt(problem.R * problem.N))
+    return _GATHERED + simt_seconds(problem, blocks / share, round(blocks / share), card)
 
 
 def longest(pairs: float, blocks: int) -> float:

@@ -38,6 +38,18 @@ def prepared_for(call: ProductCall) -> Launch | Chain:
     return found
 
 
+def _on_cuda_cores(a: Array, ia: Array, b: Array, ib: Array, starts: Array, dtype: np.dtype[Any]) -> Array:
+    """Return what `pair_products` does, for any blocks and dtypes."""
+    (R, K), N = a.shape[1:], b.shape[2]
+    out = cupy.empty((len(starts), R, N), dtype)
+    if out.size:
+        kernel = SpgemmSimt.of(types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
+        arrays = (contiguous(x) for x in (a, ia, b, ib, starts))
+        sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
+        run(kernel, kernel.grid(len(starts)), (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N)))
+    return out
+
+
 class CudaProducts(ProductEngine):
     """The engine for products of CuPy arrays."""
 
@@ -100,7 +112,7 @@ class CudaProducts(ProductEngine):
             data = prepared.start(a.data, b.data, blocks, count, rows)
         else:
             lists = listing.left[:count], listing.right[:count], listing.starts[:blocks]
-            data = self.pair_products(a.data, lists[0], b.data, lists[1], lists[2], dtype, rows)
+            data = _on_cuda_cores(a.data, lists[0], b.data, lists[1], lists[2], dtype)
         return Blocks(data, *listing.index(blocks))
 
     def pair_products(
@@ -108,18 +120,7 @@ class CudaProducts(ProductEngine):
     ) -> Array:
         with self.backend.recording(a, ia, b, ib, starts):
             found = pairs.pair_products(a, ia, b, ib, starts, dtype, rows)
-        if found is not None:
-            return found
-        R, K = a.shape[1:]
-        N = b.shape[2]
-        out = cupy.empty((len(starts), R, N), dtype)
-        if out.size:
-            kernel = SpgemmSimt.of(types(a.dtype, b.dtype, dtype, dtype, ia.dtype), R, K, N)
-            arrays = (contiguous(x) for x in (a, ia, b, ib, starts))
-            sizes = (np.int64(v) for v in (len(starts), len(ia), len(a), len(b)))
-            args = (*arrays, out, *sizes, np.int32(R), np.int32(K), np.int32(N))
-            run(kernel, kernel.grid(len(starts)), args)
-        return out
+        return _on_cuda_cores(a, ia, b, ib, starts, dtype) if found is None else found
 
     def sampled(
         self,

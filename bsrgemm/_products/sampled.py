@@ -25,13 +25,13 @@ from .block_products import (
     Lists,
     is_preferred,
     matrix_map,
-    simt_seconds,
+    sampled_simt_seconds,
     started,
 )
 from .call import order_of
 
-#: Seconds of a launch, the share of the bandwidth of memory that a copy reaches, and the most bytes of copies.
-_LAUNCH, _COPY_RATE, _MOST_BYTES = 3e-6, 0.75, 4 << 30
+#: Seconds of a copy at least, the share of the bandwidth of memory that it reaches, and the most bytes of copies.
+_LAUNCH, _COPY_RATE, _MOST_BYTES = 5e-6, 0.75, 4 << 30
 
 Kept = Callable[[Any, Callable[[], Any]], Any]
 
@@ -129,7 +129,7 @@ def _is_read(given: BlockProblem) -> bool:
 def _pays(given: BlockProblem, read: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> bool:
     """Whether copies for the tensor cores take less time than the CUDA cores."""
     seconds = copied_seconds(given, read, counts, card)
-    return is_preferred("BlockProducts", seconds < simt_seconds(given, counts[0], counts[0], card))
+    return is_preferred("BlockProducts", seconds < sampled_simt_seconds(given, counts[0], card))
 
 
 def sampled_seconds(given: BlockProblem, counts: tuple[int, int, int, int], card: Card) -> float:

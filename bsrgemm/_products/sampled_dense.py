@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,9 +14,9 @@ from .._backend.base import Array
 from .._kernels.card import Card, card
 from .._kernels.element_types import BYTES, types
 from .._kernels.launch import Chain
-from .._kernels.rearrange import Lie, Rearrange
+from .._kernels.rearrange import LINE, Lie, Rearrange
 from ..dtypes import accumulator_dtype
-from .block_products import BlockProblem, is_preferred, simt_seconds
+from .block_products import BlockProblem, is_preferred, sampled_simt_seconds
 from .call import Problem, order_of
 from .copied import Copied
 from .costs import memory
@@ -25,6 +26,8 @@ from .operand import Kind, Operand
 from .prepared import options
 from .sampled import SampledLaunch, sampled_seconds
 
+#: What 70 products took on an H200, over what the terms of their kernels and copies add up to.
+_FACTOR = 1.3
 #: Bytes of the copy of X and of the dense product together.
 _MOST_BYTES = 4 << 30
 
@@ -46,8 +49,8 @@ class SampledDense:
         """The product for some operands and the pattern of a matrix."""
         acc = accumulator_dtype(dtype)
         names = types(X.dtype, Y.dtype, np.dtype(dtype), acc, np.dtype(np.int32))
-        lie = Lie.in_order(np.dtype(dtype), (X.shape[0], Y.shape[1]))
         (M, K), N = X.shape, Y.shape[1]
+        lie = _product(M, N, np.dtype(dtype))
         problem = Problem(
             card().arch, names, M, K, N, batches=1, block_rows=1, block_cols=1, blocks=1, transposed=False,
             b_order=order_of(Y), c_order=order_of(lie), overwrite=True, aligned=True, tf32=tf32,
@@ -59,8 +62,8 @@ class SampledDense:
     def served(self) -> bool:
         """Whether places are counted by 31 bits, and the memory is bounded."""
         p, (a, c) = self.problem, self.sizes
-        places = p.R * (p.N // self.block[1])
-        return p.types.a == p.types.b and places < 2**31 and p.R * (p.K + 16) * a + p.R * p.N * c <= _MOST_BYTES
+        written = p.R * (p.N + LINE // c)
+        return p.types.a == p.types.b and written < 2**31 and p.R * (p.K + 16) * a + written * c <= _MOST_BYTES
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -72,16 +75,15 @@ class SampledDense:
         p, (a, c) = self.problem, self.sizes
         moved = 2 * p.R * p.K * a + 2 * self.blocks * self.block[0] * self.block[1] * c
         inner, kernel = _multiplying(p, card)
-        return kernel.seconds(inner, card) + 1e-6 * (
-            2 * Copied.costs["launch"] + memory(card, moved) / Copied.costs["copy"]
-        )
+        copies = 2 * Copied.costs["launch"] + memory(card, moved) / Copied.costs["copy"]
+        return _FACTOR * (kernel.seconds(inner, card) + 1e-6 * copies)
 
     def other_seconds(self, card: Card) -> float:
         """The blocks alone, on the tensor cores if these can compute them, otherwise on the CUDA cores."""
         p, (R, N) = self.problem, self.block
         each = BlockProblem(p.arch, *self.dtypes, R, p.K, N, self.orders[1], p.tf32, self.orders[0])
         counts = (self.blocks, self.blocks, p.R // R, p.N // N)
-        return min(sampled_seconds(each, counts, card), simt_seconds(each, self.blocks, self.blocks, card))
+        return min(sampled_seconds(each, counts, card), sampled_simt_seconds(each, self.blocks, card))
 
     def is_chosen(self, card: Card) -> bool:
         """Whether it is possible, and predicted to be faster."""
@@ -102,15 +104,18 @@ class SampledDense:
             cupy.arange(0, inner.blocks + 1, inner.blocks, dtype=np.int32), (p.R, p.K),
         )  # fmt: skip
         dtype = self.dtypes[2]
-        product = Lie.in_order(dtype, (p.R, p.N))
+        product = _product(p.R, p.N, dtype)
+        line = product.strides[0] // c
         multiply = kernel.prepare(Kind(inner, full, Y, product, True), card)
-        places = operand.remembered(("places", R, C, p.N), lambda: _places(operand, R, p.N // C))
-        blocks = Lie(dtype, (p.R * (p.N // C), R, C), (C * c, p.N * c, c))
+        unit = math.gcd(C, R * line)  # of the elements before a block
+        steps = R * line // unit, C // unit
+        places = operand.remembered(("places", *steps, p.N // C), lambda: _places(operand, steps, p.N // C))
+        blocks = Lie(dtype, (p.R * line // unit, R, C), (unit * c, line * c, c))
         take = Rearrange.copying(blocks, Lie.in_order(dtype, (self.blocks, R, C)), places=places)
 
         def start(arrays: Any) -> None:
             left, right, out, copied = arrays
-            dense = cupy.empty(product.shape, dtype)
+            dense = cupy.empty((p.R, line), dtype)[:, : p.N]
             copy.start((left, copied))
             multiply.start((right, dense, copied), 1, 0)
             take.start((dense, out))
@@ -127,9 +132,15 @@ def _multiplying(problem: Problem, card: Card) -> tuple[Problem, Dense]:
     return min(every, key=lambda one: one[1].seconds(one[0], card))
 
 
-def _places(operand: Operand, R: int, columns: int) -> Array:
-    """Where each block begins in the dense product, in blocks; -1 for a column outside of the matrix."""
+def _product(rows: int, columns: int, dtype: np.dtype[Any]) -> Lie:
+    """How the dense product lies: in lines of whole 16 bytes."""
+    line = -(-columns * dtype.itemsize // LINE) * LINE
+    return Lie(dtype, (rows, columns), (line, dtype.itemsize))
+
+
+def _places(operand: Operand, steps: tuple[int, int], columns: int) -> Array:
+    """Where each block begins, by the steps of a block row and of a block; -1 for a column outside of the matrix."""
     _, indices, indptr = operand.arrays
     rows = operand.backend.expand(indptr, len(indices)).astype(np.int64, copy=False)
     inside = (indices >= 0) & (indices < columns)
-    return cupy.where(inside, rows * (R * columns) + indices, -1).astype(np.int32)
+    return cupy.where(inside, rows * steps[0] + indices * steps[1], -1).astype(np.int32)

@@ -130,7 +130,7 @@ class SparseDense:
     def product(self, A: Operand, B: Operand, data: Array) -> Blocks | None:
         """The product of real matrices, the second one with these blocks; None if B has a block twice."""
         pattern = Blocks(data, *B.arrays[1:])
-        bits = B.remembered(("bits", self.columns), lambda: spgemm_pattern.row_bits(pattern, self.columns))
+        bits = spgemm_pattern.row_bits(B, pattern, self.columns)
         joining = KEPT.get(A, B, "joined") or spgemm_pattern.join(Blocks(*A.arrays), pattern, self.columns, bits)
         if joining is None:
             return None

@@ -137,7 +137,7 @@ class Joining:
         self.words, self.bits = -(-cols // 32), bits[2:]
         self._numbers: list[int] | None = None
         #: whether other products use it too, and the bytes of its lists
-        self.is_kept, self.nbytes = False, 8 * self._room
+        self.is_kept, self.nbytes = False, 8 * self._room + bits.nbytes
         self._indices, self.places = cupy.empty(self._room, index), cupy.empty(self._room, np.int32)
         self.indptr = cupy.empty(rows + 1, index)
         counters = workspace.counters(2 * rows + 2)
@@ -233,8 +233,18 @@ def begin(a: Blocks, b: Blocks, block_cols: int) -> Listing | None:
     return None if patterns is None or room is None else Listing(patterns, room)
 
 
-def row_bits(b: Blocks, block_cols: int) -> Array:
-    """Return a bit for each block of a matrix, behind a number of 64 bits: whether it has a block twice."""
+def row_bits(B: Any, b: Blocks, block_cols: int) -> Array:
+    """Return a bit for each block of a matrix, behind a number of 64 bits: whether it has a block twice.
+
+    They are kept with the operand B, if there are few.
+    """
+    if (len(b.indptr) - 1) * block_cols > 8 * _MOST_KEPT:
+        return _row_bits(b, block_cols)
+    found: Array = B.remembered(("bits", block_cols), lambda: _row_bits(b, block_cols))
+    return found
+
+
+def _row_bits(b: Blocks, block_cols: int) -> Array:
     patterns, words = _Patterns(b, b, block_cols), -(-block_cols // 32)
     found = cupy.zeros(2 + patterns.rows * words, np.uint32)
     values = {"bits": found[2:].data.ptr, "most": found.data.ptr, "slots": words}

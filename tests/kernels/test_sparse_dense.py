@@ -141,7 +141,7 @@ def test_what_is_predicted_to_be_faster_is_chosen(device: Device, rng: np.random
 def test_the_pattern_is_found_where_the_lists_of_pairs_have_it(device: Device, rng: np.random.Generator) -> None:
     left, right = rng.random((70, 33)) < 0.1, rng.random((33, 90)) < 0.1
     A, B = bsr(rng, left, (1, 1), F32).on(device), bsr(rng, right, (1, 1), F32).on(device)
-    joining = spgemm_pattern.join(A._blocks, B._blocks, 90, spgemm_pattern.row_bits(B._blocks, 90))
+    joining = spgemm_pattern.join(A._blocks, B._blocks, 90, spgemm_pattern.row_bits(operand_of(B), B._blocks, 90))
     assert joining is not None
     blocks = joining.finish()
     assert blocks is not None
@@ -184,6 +184,20 @@ def test_the_third_product_of_two_matrices_finds_no_pattern(
                 A.data *= 2
                 on[0].data *= 2
     assert found == [True, True, False, False, True]
+
+
+def test_a_large_pattern_is_not_kept(
+    device: Device, dense: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spgemm_pattern, "_MOST_KEPT", 0)
+    there = np.ones((3, 3), bool)
+    A, B = bsr(rng, there, (2, 2), F32), bsr(rng, there, (2, 2), F32)
+    on = A.on(device), B.on(device)
+    for _ in range(4):
+        with device.kernels() as kernels:
+            C = on[0] @ on[1]
+        assert "set_bits" in kernels and "join_rows" in kernels
+        np.testing.assert_array_equal(device.asnumpy(C.todense()), A.dense @ B.dense)
 
 
 def test_a_kept_pattern_keeps_no_matrix(device: Device, dense: None, rng: np.random.Generator) -> None:
