@@ -183,7 +183,7 @@ def test_sequences_of_different_lengths_are_left_to_others(
 @pytest.mark.parametrize(
     ("queries", "keys", "batch", "group", "chosen"),
     [
-        *((4, 4096, 4, 4, "AttentionFew"), (8, 4096, 4, 4, KERNEL), (16, 65536, 4, 4, KERNEL)),
+        *((4, 4096, 4, 4, "AttentionFew"), (8, 4096, 4, 4, "AttentionFew"), (16, 65536, 4, 4, KERNEL)),
         *((64, 65536, 4, 4, KERNEL), (64, 65536, 1, 1, KERNEL), (500, 4096, 1, 1, KERNEL)),
         *(
             (2048, 4096, 4, 4, "AttentionSm90"),
