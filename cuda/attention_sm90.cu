@@ -354,13 +354,13 @@ struct Consumer {
       ++tile;
     }
   }
-  // Adds the sums of splits for lines of a tile, if this is what was claimed.
+  // Adds the sums of splits for lines of a tile, if this is what was claimed; they have arrived.
   __device__ __forceinline__ void join(const SplitTile& x) {
-    if (x.join < 0 || x.join >= x.lines) return;
-    wait_sums(a(), x.slot, x.splits * 4 * kConsumers);
+    if (x.join < 0) return;
+    const int end = min(x.join + problem.splits.lines, x.lines);
 #pragma unroll 1
-    for (int line = x.join + warp(); line < min(x.join + kJoinLines, x.lines); line += 4 * kConsumers)
-      join_line(problem, x, line);
+    for (int line = x.join + warp(); line < end; line += 4 * kConsumers * kOwnLines)
+      join_lines(problem, x, line, 4 * kConsumers, shared.weights[warp()]);
   }
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;

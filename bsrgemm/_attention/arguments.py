@@ -80,7 +80,7 @@ def attention(acc: str) -> Struct:
 
 
 #: Keys that are split among CTAs, for few tiles of queries.
-SPLITS = Struct("Splits", (*fields("P", "sums"), *fields("i", "most least heads box slots joins")))
+SPLITS = Struct("Splits", (*fields("P", "sums"), *fields("i", "most least heads box slots joins lines")))
 
 
 @cache

@@ -28,8 +28,6 @@ from .kv_cache import KVCache
 #: attention_sm90 .6 us on one multiprocessor, of which each has two tiles of 64 queries: the most heads of keys in all
 #: batches times tiles of rows, if the latter are several; most tiles of rows; and then more keys than this.
 _MOST_HEADS_BY_TILES, _MOST_TILES, _MANY_KEYS = 64, 8, 1024
-#: Rows of queries of which a warp of the kernel multiplies as many at once.
-_SLAB = 16
 #: The kernel counts keys, and lines of all heads, in 32 bits.
 _MOST_KEYS, _MOST_LINES = 2**30, 2**31
 
@@ -77,10 +75,10 @@ class AttentionFew(Forward, needs="sm_80"):
         if any(x not in HEAD_DIMS for x in sizes) or problem.keys <= SHORT_KEYS // 2:
             return False
         tiles, heads = -(-problem.few // cls.best(problem).decode.rows), problem.rows // problem.few
-        if AttentionSplit.serves(problem):  # tensor cores of Hopper multiply 64 rows in the time of one
-            return problem.few <= _SLAB
         if tiles == 1:
             return True
+        if AttentionSplit.serves(problem):  # tensor cores of Hopper multiply 64 rows in the time of one
+            return False
         return tiles <= _MOST_TILES and tiles * heads <= _MOST_HEADS_BY_TILES and problem.keys > _MANY_KEYS
 
     @classmethod

@@ -22,12 +22,12 @@ from .decode_kernel import pieces_of
 from .forward import CAPPED, DIMS, PLAIN, SIGNED, Problem, Splits, layout_of
 from .small_blocks import share_of_tiles
 
-#: kMostSplits and kJoinLines of the kernel.
+#: kMostSplits of the kernel, and the fewest lines whose sums a CTA adds.
 _MOST_SPLITS, _JOIN_LINES = 128, 8
 #: (warpgroups, keys of a tile) -> us that a CTA takes for an entry, where an H200 has as many CTAs as fit it.
 _ENTRY = {(1, 64): 0.61, (1, 128): 0.9, (2, 64): 0.9, (2, 128): 1.7, (3, 128): 2.2}
 #: The fewest entries of a split; what one takes beside them, in entries; and us until all sums are added.
-_LEAST_ENTRIES, _SPLIT_ENTRIES, _JOIN = 2, 4, 3.0
+_LEAST_ENTRIES, _SPLIT_ENTRIES, _JOIN = 2, 4, 10.0
 #: Multiprocessors of the card for which it is decided whether keys are split, and how many rounds of CTAs leave sums at
 #: most, for which there is memory.
 _MULTIPROCESSORS, _MOST_ROUNDS = 132, 2
@@ -69,6 +69,10 @@ class AttentionSplit(AttentionSm90, derived="sum tile_q stages queries mma_type 
         return int(self.tile_q * (self.value_dim + 2))
 
     @property
+    def shared_bytes(self) -> int:
+        return super().shared_bytes + _JOIN_LINES * _MOST_SPLITS * 4
+
+    @property
     def rare(self) -> bool:
         results = ("f16", "f32") if self.fp8 else (self.element,)
         return self.head_dim != self.value_dim or self.element_o not in results or self.scores != PLAIN
@@ -102,7 +106,9 @@ class AttentionSplit(AttentionSm90, derived="sum tile_q stages queries mma_type 
         found = _Tiles(self.consumers, self.tile_k, folded, slots)
         most, each = found.splits(_entries(keys, self.tile_k, share_of(call)), card.multiprocessors)
         lines = folded * queries if folded > 1 else min(queries, self.tile_q)
-        return Splits(most, each, folded, lines if folded > 1 else self.tile_q, slots, -(-lines // _JOIN_LINES))
+        # About as many CTAs add sums as leave some.
+        own = -(-slots * lines // (card.multiprocessors * self.ctas * _JOIN_LINES)) * _JOIN_LINES
+        return Splits(most, each, folded, lines if folded > 1 else self.tile_q, slots, -(-lines // own), own)
 
     def grid(self, call: AttentionCall, tiles: int, card: Card) -> tuple[int, ...]:
         found = self.splits(call, tiles, card)

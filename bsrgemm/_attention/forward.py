@@ -25,6 +25,8 @@ from .mask import BlockMask
 DIMS = (64, 80, 96, 128, 192, 256)
 #: How scores are computed: scale > 0, any scale, softcap. The values are those of cuda/common/attention.cuh.
 PLAIN, SIGNED, CAPPED = range(3)
+#: Counters of a launch: kCounters of attention_sm90, before those of tiles whose keys are split.
+_COUNTERS = 32
 #: Bytes of K and V of the heads whose tiles are computed together, so that they stay in the L2.
 _SECTION_BYTES = 16 << 20
 _LOG2_E = math.log2(math.e)
@@ -85,6 +87,7 @@ class Splits(NamedTuple):
     box: int = 0
     slots: int = 0
     joins: int = 0
+    lines: int = 0
 
 
 class Forward(Kernel):
@@ -191,7 +194,7 @@ class Forward(Kernel):
             pointers=address_writer(outer, [[inner + name for name in group] for group in groups], places),
             numbers=outer.patch(*(inner + name for name in _FACTORS)).write if call.fp8 else None,
             maps=[Map(operand, n * TENSOR_MAP_BYTES, found) for operand, n, found in maps if found is not None],
-            scratch=Scratch(4 * splits.slots * splits.most * self.floats, 2 + splits.slots, write_own),
+            scratch=Scratch(4 * splits.slots * splits.most * self.floats, _COUNTERS + splits.slots, write_own),
             holds=None if mask is None or lists is None else (lists.value, mask.bits),
         )
 

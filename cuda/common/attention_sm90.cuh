@@ -18,10 +18,11 @@ struct Splits {
   f32* sums;        // of each split of a tile: kTileQ x kValueDim sums; behind all of them {maximum, sum} of each line
   int most, least;  // splits of a tile, and the fewest entries of one, unless it is the only one
   int heads, box;   // heads of a group in a tile, and lines that a copy of queries writes
-  int slots, joins; // tiles, and how many CTAs add the sums of one
+  int slots;        // tiles
+  int joins, lines; // how many CTAs add the sums of a tile, and those of so many lines each
 };
 #ifdef SPLITS_BYTES
-CHECK_LAYOUT(Splits, SPLITS, (sums)(most)(least)(heads)(box)(slots)(joins))
+CHECK_LAYOUT(Splits, SPLITS, (sums)(most)(least)(heads)(box)(slots)(joins)(lines))
 #endif
 
 struct alignas(64) AttentionSm90 {

@@ -12,7 +12,8 @@ constexpr int kConsumerRegisters = kConsumers == 1 ? 208 : kConsumers == 2 ? 232
 constexpr int kProducerRegisters = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
-constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
+// The scores of the next tile are issued before this one ends, unless that one may have to wait for this one.
+constexpr bool kAcross = kQueries > 1 && !kSplits;
 constexpr int kBytes = sizeof(Element);
 // Wide values leave few registers.
 constexpr bool kWide = kValueDim > 192;
@@ -57,6 +58,7 @@ struct alignas(1024) Shared {
   MaskedEntry masked[kStages];
   SplitTile tiles[kTiles];
   f32 kept[kKept];  // sums so far
+  Weights<kOwnLines> weights[kSplits ? 4 * kConsumers : 1];  // of splits, by warps
 };
 
 // Entries of keys of a tile.
@@ -147,6 +149,7 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
     wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
     if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
     if (lane == 0) {
+      if (kSplits && x.join >= 0 && x.join < x.lines) wait_sums(a, x.slot, x.splits * 4 * kConsumers);
       shared.tiles[n % kTiles] = x;
       arrive(shared.tile_full[n % kTiles]);
     }
@@ -170,7 +173,7 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
     send(problem, shared, n - 1);
   }
   if (lane == 0) {  // the last CTA resets the counters
-    leave_counters(a.counters, kSplits ? problem.splits.slots : 0);
+    leave_counters(a.counters, kSplits ? kCounters + problem.splits.slots : 2);
     store_wait();
   }
 }
@@ -195,7 +198,7 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
     const SplitTile& x = shared.tiles[n % kTiles];
     if (x.head < 0) break;
     const int count = x.last - x.first;
-    if (count == 0 || !kAcross) copy_values(entry - 1);
+    if (count == 0) copy_values(entry - 1);
     if (count == 0 && lane == 0) arrive(shared.wanted);
     for (int e0 = 0; e0 < count; e0 += 32) {
       int column = 0, part = -1;
@@ -221,6 +224,7 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
         row = key + (kFp8 ? x.shift : 0), head = x.head / a.group, batch = x.batch;
       }
     }
+    if (!kAcross) copy_values(entry - 1);
     release(shared.tile_empty[n % kTiles]);
   }
   copy_values(entry - 1);

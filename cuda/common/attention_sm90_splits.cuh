@@ -6,9 +6,9 @@
 #pragma once
 
 #include "common/attention_sm90.cuh"
+#include "ptx/reduce.cuh"
 
 constexpr int kMostSplits = 128;  // of a tile
-constexpr int kJoinLines = 8;     // lines of a tile whose sums one CTA adds
 
 // Where keys are split: the number of the tile, which of its `splits` splits this is, the queries of a head in the tile,
 // whose next ones belong to the next head, all lines of the tile, and the first line whose sums are to be added instead,
@@ -33,7 +33,7 @@ __device__ __forceinline__ SplitTile next_tile(const AttentionSm90& problem, int
   const int tile = slot % (a.batches * in_batch), group = tile % in_batch / parts, part = tile % parts;
   SplitTile x = {tile_of(a, group * a.group + part * s.heads, tile / in_batch, slot / (a.batches * in_batch))};
   const bool folds = s.heads > 1;
-  x.slot = slot, x.split = place, x.join = joins ? place * kJoinLines : -1;
+  x.slot = slot, x.split = place, x.join = joins ? place * s.lines : -1;
   x.fold = folds ? a.queries : kTileQ;
   x.lines = folds ? min(s.heads, a.group - part * s.heads) * a.queries : min(kTileQ, max(x.rows - x.row, 0));
   const int entries = x.last - x.first;
@@ -53,69 +53,100 @@ __device__ __forceinline__ float2* end_of(const Splits& s, i64 slot, int split, 
   f32* ends = s.sums + i64(s.slots) * s.most * (kTileQ * kValueDim);
   return reinterpret_cast<float2*>(ends) + (slot * s.most + split) * kTileQ + line;
 }
-// Splits of each tile that have arrived, counted by warps.
-__device__ __forceinline__ int* arrived_of(const Attention& a, int slot) { return a.counters + 2 + slot; }
+// Splits of each tile that have arrived, counted by warps, in other lines of the L2 than what is claimed.
+constexpr int kCounters = 32;
+__device__ __forceinline__ int* arrived_of(const Attention& a, int slot) { return a.counters + kCounters + slot; }
 // Called by each warp once it has left its sums.
 __device__ __forceinline__ void leave_sums(const Attention& a, int slot) {
   __threadfence();
   __syncwarp();
   if (threadIdx.x % 32 == 0) atomicAdd(arrived_of(a, slot), 1);
 }
-// Called by each warp: waits until as many warps have left their sums.
+// Called by one lane: waits until as many warps have left their sums.
 __device__ __forceinline__ void wait_sums(const Attention& a, int slot, int warps) {
-  const volatile int* arrived = arrived_of(a, slot);
-  while (*arrived < warps) __nanosleep(64);
-  __syncwarp();
-  __threadfence();
+  while (load_acquire(arrived_of(a, slot)) < warps) __nanosleep(100);
 }
 
-// A warp adds the sums of all splits of a line, each with its weight, and stores the result.
-__device__ __forceinline__ void join_line(const AttentionSm90& problem, const SplitTile& x, int line) {
+// A warp adds the sums of all splits of some lines, each with its weight, and stores the results. The loads of several
+// splits, and of all its lines, are under way together.
+constexpr int kTogether = 8, kOwnLines = 8 / (kTileQ / 16);  // splits; lines of a warp
+template <int kOwn> struct Weights {
+  f32 of[kOwn][kMostSplits];
+};
+__device__ __forceinline__ void join_lines(const AttentionSm90& problem, const SplitTile& x, int first, int step,
+                                           Weights<kOwnLines>& weights) {
   const Attention& a = problem.attention;
-  const int lane = threadIdx.x % 32, head = head_of(x, line), row = query_of(x, line);
+  const int lane = threadIdx.x % 32;
   const f32 none = -__int_as_float(0x7f800000);
-  float2 ends[kMostSplits / 32];
-  f32 maximum = none, total = 0.f;
-  bool seen = false;  // keys of which none has a weight
+  float2 ends[kOwnLines][kMostSplits / 32];
 #pragma unroll
-  for (int n = 0; n < kMostSplits / 32; ++n) {
-    const int split = n * 32 + lane;
-    ends[n] = split < x.splits ? __ldcg(end_of(problem.splits, x.slot, split, line)) : make_float2(none, 0.f);
-    maximum = fmaxf(maximum, ends[n].x);
-    seen |= ends[n].y < 0.f;
-  }
-#pragma unroll
-  for (int i = 16; i; i /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, i));
-  const f32 base = maximum == none ? 0.f : maximum;
-#pragma unroll
-  for (int n = 0; n < kMostSplits / 32; ++n) {
-    ends[n].x = exp2_of(ends[n].x - base);
-    total += ends[n].x * ends[n].y;
-  }
-  total = warp_sum(total);
-  if (maximum == none && __any_sync(0xffffffffu, seen)) total = __int_as_float(0x7fffffff);
-  const f32 factor = total == 0.f ? 0.f : __fdividef(value_scale_of(x), total);
-  Out* out = a.o + x.batch * a.o_strides.batch + head * a.o_strides.head + row * a.o_strides.row;
-#pragma unroll 1
-  for (int first = 0; first < a.value_dim; first += 128) {
-    const int d = first + lane * 4;
-    f32 sums[4] = {};
+  for (int o = 0; o < kOwnLines; ++o)
 #pragma unroll
     for (int n = 0; n < kMostSplits / 32; ++n) {
-#pragma unroll 8
-      for (int i = 0; i < min(x.splits - n * 32, 32); ++i) {
-        const f32 weight = __shfl_sync(0xffffffffu, ends[n].x, i);
-        const f32* from = sums_of(problem.splits, x.slot, n * 32 + i, line) + d;
-        const float4 y = d < kValueDim ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0.f, 0.f, 0.f, 0.f);
-        sums[0] = fmaf(weight, y.x, sums[0]), sums[1] = fmaf(weight, y.y, sums[1]);
-        sums[2] = fmaf(weight, y.z, sums[2]), sums[3] = fmaf(weight, y.w, sums[3]);
-      }
+      const int split = n * 32 + lane, line = min(first + o * step, x.lines - 1);
+      ends[o][n] = split < x.splits ? __ldcg(end_of(problem.splits, x.slot, split, line)) : make_float2(none, 0.f);
+    }
+  f32 maxima[kOwnLines], totals[kOwnLines];
+#pragma unroll
+  for (int o = 0; o < kOwnLines; ++o) {
+    f32 maximum = none, total = 0.f;
+    bool seen = false;  // keys of which none has a weight
+#pragma unroll
+    for (int n = 0; n < kMostSplits / 32; ++n) maximum = fmaxf(maximum, ends[o][n].x), seen |= ends[o][n].y < 0.f;
+#pragma unroll
+    for (int i = 16; i; i /= 2) maximum = fmaxf(maximum, shuffle_xor(maximum, i));
+    const f32 base = maximum == none ? 0.f : maximum;
+#pragma unroll
+    for (int n = 0; n < kMostSplits / 32; ++n) {
+      const f32 weight = exp2_of(ends[o][n].x - base);
+      weights.of[o][n * 32 + lane] = weight;
+      total += weight * ends[o][n].y;
+    }
+    total = warp_sum(total);
+    maxima[o] = maximum;
+    totals[o] = maximum == none && __any_sync(0xffffffffu, seen) ? __int_as_float(0x7fffffff) : total;
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int d = lane * 4; d < a.value_dim; d += 128) {
+    f32 sums[kOwnLines][4] = {};
+#pragma unroll 1
+    for (int split = 0; split < x.splits; split += kTogether) {
+      float4 y[kOwnLines][kTogether];
+#pragma unroll
+      for (int o = 0; o < kOwnLines; ++o)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const bool there = split + i < x.splits && first + o * step < x.lines;
+          const f32* from = sums_of(problem.splits, x.slot, there ? split + i : 0, there ? first + o * step : 0) + d;
+          y[o][i] = there ? __ldcg(reinterpret_cast<const float4*>(from)) : make_float4(0.f, 0.f, 0.f, 0.f);
+        }
+#pragma unroll
+      for (int o = 0; o < kOwnLines; ++o)
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const f32 weight = weights.of[o][split + i];
+          sums[o][0] = fmaf(weight, y[o][i].x, sums[o][0]), sums[o][1] = fmaf(weight, y[o][i].y, sums[o][1]);
+          sums[o][2] = fmaf(weight, y[o][i].z, sums[o][2]), sums[o][3] = fmaf(weight, y[o][i].w, sums[o][3]);
+        }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (d + i < a.value_dim) out[(d + i) * a.o_strides.column] = Store<Out>::from(sums[i] * factor);
+    for (int o = 0; o < kOwnLines; ++o) {
+      const int line = first + o * step;
+      if (line >= x.lines) continue;
+      const f32 factor = totals[o] == 0.f ? 0.f : __fdividef(value_scale_of(x), totals[o]);
+      Out* out = a.o + x.batch * a.o_strides.batch + head_of(x, line) * a.o_strides.head + query_of(x, line) * a.o_strides.row;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (d + i < a.value_dim) out[(d + i) * a.o_strides.column] = Store<Out>::from(sums[o][i] * factor);
+    }
   }
-  if (a.lse && lane == 0)
-    a.lse[(i64(x.batch) * a.heads + head) * a.queries + row] =
-        total == 0.f ? none : (maximum + log2_of(total)) * 0.6931471805599453f;
+#pragma unroll
+  for (int o = 0; o < kOwnLines; ++o) {
+    const int line = first + o * step;
+    if (a.lse && lane == 0 && line < x.lines)
+      a.lse[(i64(x.batch) * a.heads + head_of(x, line)) * a.queries + query_of(x, line)] =
+          totals[o] == 0.f ? none : (maxima[o] + log2_of(totals[o])) * 0.6931471805599453f;
+  }
+  __syncwarp();
 }

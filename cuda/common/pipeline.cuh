@@ -22,9 +22,9 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {
 }
 
 // Called by one thread of each CTA: the last CTA resets the counters {tiles claimed, CTAs that are done} to zero, and
-// `more` behind them.
-__device__ __forceinline__ void leave_counters(int* counters, int more = 0) {
+// what is behind them, `count` in all.
+__device__ __forceinline__ void leave_counters(int* counters, int count = 2) {
   __threadfence();
   if (atomicAdd(counters + 1, 1) != int(gridDim.x) - 1) return;
-  for (int i = 0; i < 2 + more; ++i) counters[i] = 0;
+  for (int i = 0; i < count; ++i) counters[i] = 0;
 }
