@@ -51,11 +51,11 @@ class Fill(Kernel, source="fill.cu", argument=arguments.FILL, needs="sm_80"):
         yield from (cls(word, index) for word in (1, 2, 4, 8, 16) for index in ("i32", "i64"))
 
     @classmethod
-    def of(cls, problem: Problem) -> Fill:
-        """In the longest words of which the lines of blocks consist; blocks of a transpose are read by elements."""
+    def of(cls, problem: Problem, inner: Problem) -> Fill:
+        """In the longest words of which the lines of both consist; blocks of a transpose are read by elements."""
         size = BYTES[problem.types.a]
         whole = problem.aligned and not problem.transposed
-        return cls(math.gcd(16, problem.K * size) if whole else size, problem.types.index)
+        return cls(math.gcd(16, problem.K * size, inner.K * size) if whole else size, problem.types.index)
 
     @property
     def rare(self) -> bool:
@@ -142,15 +142,15 @@ class Mend(Dense, source="mend.cu", argument=arguments.mend, needs="sm_80"):
 
 @lru_cache(maxsize=256)
 def _divisor(columns: int, size: int) -> int:
-    """The most elements, in lines of about 100 to 1,000 bytes, that divide so many columns; all if there are none.
+    """The most elements, in lines of 16 n bytes between about 100 and 1,000, that divide so many; all if there are none.
 
-    Multiples of 16 are preferred, and then of 8, since more kernels take them.
+    Multiples of 16 elements are preferred, since more kernels take them.
 
-    >>> [_divisor(columns, 2) for columns in (8177, 4080, 1000, 997)]
-    [481, 272, 200, 997]
+    >>> [_divisor(columns, 2) for columns in (4080, 1000, 4092, 997)]
+    [272, 200, 4092, 997]
     """
-    fits = [n for n in range(_LEAST_LINE // size, _MOST_LINE // size + 1) if columns % n == 0]
-    return max(fits, key=lambda n: (n % 8 == 0) + (n % 16 == 0) + n / columns, default=columns)
+    fits = [n for n in range(_LEAST_LINE // size, _MOST_LINE // size + 1) if columns % n == 0 and n * size % LINE == 0]
+    return max(fits, key=lambda n: (n % 16 == 0) + n / columns, default=columns)
 
 
 def filled(problem: Problem) -> Problem:
@@ -217,7 +217,7 @@ class Filled(Holder):
         operand = call.operand.remembered(("filled", inner.R, inner.K), lambda: self._operand(call, inner))
         launch = self.kernel.prepare(Kind(inner, operand, call.B, call.out, True), card)
         names = problem.types
-        fill, shape = Fill.of(problem).prepare(call, card)
+        fill, shape = Fill.of(problem, inner).prepare(call, card)
         mend = Mend(names, problem.transposed).mending(call, shape[1] * shape[2])
 
         def multiply(arrays: Any, alpha: Any, beta: Any) -> None:

@@ -161,7 +161,7 @@ class SparseDense:
             block_cols=self.columns, blocks=self.blocks, aligned=B.pointer % 16 == 0,
         )  # fmt: skip
         rows = replace(filled(stored), K=p.N, block_cols=1, blocks=1, line=line if line > p.N else 0)
-        return Fill.of(stored).prepare(Kind(stored, B, None, None), card(), rows)
+        return Fill.of(stored, rows).prepare(Kind(stored, B, None, None), card(), rows)
 
     def _take(self, A: Operand, joining: Joining, full_b: Array, full: Array, out: Array) -> None:
         """Start what takes the blocks of the result."""

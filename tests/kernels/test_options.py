@@ -75,6 +75,10 @@ def every_option(chosen: Any, checked: Callable[[], Any]) -> Iterator[str]:
     Case(F64, (6, 8), 34, beta=0, b="F", c="F", rows=4, cols=4, batches=2),
     Case(F16, (24, 24), 512, beta=0, rows=9, cols=9, density=0.3),
     Case(F32, (20, 12), 40, precision="tf32", b="C", beta=0, rows=4, cols=4),
+    Case(F32, (12, 12), 40, beta=0, rows=4, cols=31),  # filled up, lines of 124 elements
+    Case(F16, (4, 20), 24, beta=0, rows=8, cols=34, transposed=True),  # of 136
+    Case(F64, (3, 33), 24, beta=0, rows=8, cols=13),  # of all
+    Case(F64, (6, 10), 24, beta=0, rows=8, cols=29),  # of 58
     Case(I8, (17, 33), 40, I32, b="C", beta=0, rows=4, cols=4),
     Case(C64, (16, 24), 3, beta=0, rows=4, cols=4),
     Case(C64, (32, 16), 1, beta=0.5j, rows=4, cols=4, transposed=True),
