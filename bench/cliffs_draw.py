@@ -192,7 +192,7 @@ _LAID = (("A @ B", ("C", "C")), ("A @ B", ("F", "C")), ("A.T @ B", ("C", "C")), 
 
 
 def ordinary() -> list[Cell]:
-    """432 products that users come with: n = 4096, density .1, three dtypes, 18 blocks, 64 and 1,024 columns, 4 ways.
+    """432 products that users come with: n = 4096, density .1, three dtypes, 18 blocks, 64 and 1024 columns, four ways.
 
     >>> len(ordinary())
     432

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -117,7 +118,8 @@ _MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
 
 def on_emulator(item: pytest.Item) -> bool:
     """Does a test run kernels on the emulator?"""
-    return item.nodeid.startswith("tests/emulator/") or way_of(item) is not None
+    is_fake = item.get_closest_marker("fake") is not None
+    return item.nodeid.startswith("tests/emulator/") or way_of(item) is not None or is_fake
 
 
 def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
@@ -216,18 +218,30 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 #: Every backend, for ``pytest.mark.parametrize("backend", BACKENDS, indirect=True)`` or the fixture alone.
 BACKENDS = [
     pytest.param("cpu", id="numpy"),
-    pytest.param("fake", id="fake"),
+    pytest.param("cuda", id="fake", marks=pytest.mark.fake),
     pytest.param("cuda", id="cupy", marks=pytest.mark.gpu),
 ]
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """The host, the fake device, and the GPU where there is one."""
-    if request.param == "fake":
-        from .fake_device import install
+@pytest.fixture(autouse=True)
+def fake_card(request: pytest.FixtureRequest) -> Generator[ModuleType | None]:
+    """A test with the mark `fake` finds a fake card where others find that of this machine."""
+    if request.node.get_closest_marker("fake") is None or request.node.get_closest_marker("gpu"):
+        yield None
+        return
+    pytest.importorskip("cupy")
+    from .emulator import emulator
+    from .fake_cupy import Card, installed
 
-        return install()
+    if emulator.COMPILER is None:
+        pytest.skip("there is neither g++ nor clang++ on the PATH")
+    with installed(Card()) as cupy:
+        yield cupy
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, fake_card: ModuleType | None) -> Backend:
+    """The host, a fake card, and the GPU where there is one."""
     return by_name(request.param)
 
 

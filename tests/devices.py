@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -130,12 +129,9 @@ class Emulated(Device):
 
     def untouched(self, count: int) -> Any:
         """Zeros of int32 in pages that the machine provides when they are first written to."""
-        from .fake_cupy import memory
+        from .fake_cupy import untouched
 
-        heap = self.card.heap
-        room: Any = (ctypes.c_char * (4 * count)).from_address(heap.mapped(4 * count))
-        room.memory = memory.Memory(ctypes.addressof(room), 4 * count, heap.device_id)
-        return self.cupy.ndarray(np.ndarray(count, np.int32, room))
+        return untouched((count,), np.int32)
 
     def bystanders(self) -> Callable[[], bool]:
         import gc

@@ -231,15 +231,16 @@ class Place:
 
     @cached_property
     def backend(self) -> Backend:
-        if self.name == "fake":
-            from .fake_device import install
-
-            return install()
         return by_name(self.name)
 
     @property
     def is_host(self) -> bool:
         return self.backend is host()
+
+    @property
+    def is_fake(self) -> bool:
+        """Is it the card of tests/fake_cupy?"""
+        return not self.is_host and not hasattr(self.xp, "__file__")
 
     @property
     def xp(self) -> Any:

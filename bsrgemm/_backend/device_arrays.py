@@ -241,12 +241,13 @@ def combine(name: str, a: Blocks, b: Blocks, same: bool, zeros: bool) -> Blocks 
     dtype = a.data.dtype
     if b.data.dtype != dtype:
         dtype = result_dtype(dtype, b.data.dtype)
-    if not combines(name, dtype) or len(a.indices) + len(b.indices) > INT32_MAX:
+    _, R, C = a.data.shape
+    if not combines(name, dtype) or max(len(a.indices) + len(b.indices), R * C) > INT32_MAX:
         return None
     a, b = read(a), read(b)
     index = a.indices.dtype if b.indices.dtype == a.indices.dtype else _INT64
     a, b = _cast(a, dtype, index), _cast(b, dtype, index)
-    (a_blocks, R, C), rows = a.data.shape, len(a.indptr) - 1
+    a_blocks, rows = len(a.data), len(a.indptr) - 1
     if same:
         _lists, left, right, count, most, indices = None, 0, 0, 0, len(a.indices), cupy.ndarray(len(a.indices), index)
     else:
@@ -412,6 +413,7 @@ def _start_gather(
     """Start the copy of so many blocks of so many elements to the addresses of data, indices and indptr."""
     data, indices, indptr = blocks
     (n, size), rows = sizes, len(indptr) - 1
+    size = size if n else 1  # a block that is not there may have more elements than the kernel can count
     gathering, tile = kernel(gather_blocks, data.itemsize, element(indptr.dtype)), CombineBlocks.tile(n, size)
     gathering.start(
         max(most_ctas(n, tile), most_ctas(rows + 1, CombineBlocks.threads)), (*blocks, *uses),

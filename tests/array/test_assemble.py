@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import bsrgemm as bg
 from bsrgemm.dtypes import HALF_DTYPES
 
+from .. import fake_cupy
 from ..strategies import DTYPES, Place, Sample, assert_values, blocksizes, each_place, quietly, samples, wide
 from .assembling import (
     FORMATS,
@@ -29,6 +30,8 @@ from .assembling import (
     values,
 )
 from .random_matrices import HERE, each_dtype
+
+pytestmark = pytest.mark.fake
 
 
 # ----------------------------------------------------------------------------- values, blocks and dtypes
@@ -468,40 +471,26 @@ def test_nothing_is_shared_and_operands_stay_as_they_are(place: Place, name: str
         assert_values(place.blocks(X).indices, s.indices)
 
 
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the fake device nothing may be asked of values: on a GPU that waits."""
-    from .. import fake_device
-
-    def waits(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("this waits for the GPU")
-
-    for name in ("__bool__", "__int__", "__float__", "item", "tolist", "get"):
-        monkeypatch.setattr(fake_device.ndarray, name, waits)
-    for name in ("nonzero", "flatnonzero", "unique"):
-        monkeypatch.setattr(fake_device.xp, name, waits)
-    monkeypatch.setattr(fake_device.FakeBackend, "to_host", waits)
-
-
-def on_fake(**how: Any) -> list[Any]:
-    """Matrices on the fake device that are known to be canonical where they are."""
-    A = [Place("fake").bsr(s) for s in three(**how)]
+def on_a_card(**how: Any) -> list[Any]:
+    """Matrices on a card that are known to be canonical where they are."""
+    A = [Place("cuda").bsr(s) for s in three(**how)]
     for X in A:
         X.has_canonical_format  # noqa: B018 - found out once
     return A
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["built", "transposed"])
-def test_our_matrices_of_one_dtype_are_put_together_without_waiting(lazy: bool, request: pytest.FixtureRequest) -> None:
-    place = Place("fake")
+def test_our_matrices_of_one_dtype_are_put_together_without_waiting(lazy: bool) -> None:
+    place = Place("cuda")
     unknown = [place.bsr(s) for s in three(duplicates=2)]
-    canonical, float32 = on_fake(canonical=True), on_fake(canonical=True, dtype="float32")
+    canonical, float32 = on_a_card(canonical=True), on_a_card(canonical=True, dtype="float32")
     dense = place.put(np.ones((2, 2)))
-    request.getfixturevalue("no_waiting")
-    with pytest.raises(AssertionError, match="waits"):
+    with fake_cupy.waits() as waited:
+        for ours, _, _ in FUNCTIONS.values():
+            ours([X.T if lazy else X for X in unknown])
+            ours([X.T if lazy else X for X in (*canonical[:2], float32[0])])
+        bg.kron(canonical[0], dense)
+        bg.kron(canonical[0], float32[1])
+        assert not waited
         bool(unknown[0].indptr[0])
-    for ours, _, _ in FUNCTIONS.values():
-        ours([X.T if lazy else X for X in unknown])
-        ours([X.T if lazy else X for X in (*canonical[:2], float32[0])])
-    bg.kron(canonical[0], dense)
-    bg.kron(canonical[0], float32[1])
+    assert waited

@@ -16,13 +16,15 @@ import bsrgemm as bg
 from ..strategies import Place, assert_values, each_place
 from .random_matrices import HERE
 
+pytestmark = pytest.mark.fake
+
 
 def matrix(place: Place, shape: tuple[int, int] = (4, 6), blocksize: tuple[int, int] = (2, 3)) -> Any:
     return bg.bsr_array(place.put(np.ones(shape)), blocksize=blocksize)
 
 
 def elsewhere(place: Place) -> Place:
-    return Place("fake" if place.is_host else "cpu")
+    return Place("cuda" if place.is_host else "cpu")
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ REFUSED = [
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.id)
 def test_errors_name_the_place_what_came_and_what_is_wanted(place: Place, case: Refused) -> None:
     other = elsewhere(place)
-    words = {"here": place.backend.name, "bring": place.backend.bring, "other": "numpy" if other.is_host else "tests"}
-    words["there"] = "host" if other.is_host else "fake"
+    words = {"here": place.backend.name, "bring": place.backend.bring, "other": "numpy" if other.is_host else "cupy"}
+    words["there"] = "host" if other.is_host else "cuda"
     text = case.text
     for name, value in words.items():
         text = text.replace(f"{{{name}}}", value)

@@ -9,9 +9,10 @@ import pytest
 
 import bsrgemm as bg
 
-from .. import fake_device
+from .. import fake_cupy
 
-fake_device.install()
+pytestmark = pytest.mark.fake
+
 BLOCKS = np.arange(1.0, 9).reshape(2, 2, 2)
 
 
@@ -50,12 +51,12 @@ def test_what_no_matrix_can_have_is_refused_and_changes_nothing(
 
 
 def test_an_array_of_another_device_is_refused_with_the_way_there() -> None:
-    here, there = matrix(), matrix("fake")
+    here, there = matrix(), matrix("cuda")
     for A, B in ((here, there), (there, here)):
         for name in ("data", "indices", "indptr"):
             with pytest.raises(TypeError, match=rf"^{name}: wanted an array on '{A._backend.name}', got \w+ .*; Bring"):
                 setattr(A, name, getattr(B, name))
-    with pytest.raises(TypeError, match=r"^indices: wanted an array on 'fake', got a list"):
+    with pytest.raises(TypeError, match=r"^indices: wanted an array on 'cuda', got a list"):
         there.indices = [0, 1]
 
 
@@ -72,7 +73,7 @@ def test_lists_are_taken_on_the_host() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64", "int32", "int64"])
 def test_integers_of_every_width_are_indices(dtype: str) -> None:
-    for device in ("cpu", "fake"):
+    for device in ("cpu", "cuda"):
         A = matrix(device)
         A.indices = new = A._backend.from_host(np.array([1, 0], dtype))
         assert A.indices.dtype in (np.int32, np.int64)
@@ -104,15 +105,15 @@ def test_arrays_that_fit_are_kept_without_a_copy() -> None:
 
 def test_new_index_arrays_are_not_taken_over_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be copied when the graph runs, and be read before. Once they are taken over, a graph may read them."""
-    A, x = matrix("fake"), fake_device.xp.asarray(np.ones(4))
+    A, x = matrix("cuda"), fake_cupy.xp.asarray(np.ones(4))
     want = (A @ x).get()
     for name in ("indices", "indptr"):
         setattr(A, name, getattr(A, name).copy())
         with monkeypatch.context() as capture:
-            capture.setattr(fake_device.FakeBackend, "is_recording", lambda self: True)
+            capture.setattr(type(fake_cupy.backend()), "is_recording", lambda self: True)
             with pytest.raises(RuntimeError, match=r"^indices, indptr: new arrays were assigned.*before the capture$"):
                 A @ x
         A @ x
         with monkeypatch.context() as capture:
-            capture.setattr(fake_device.FakeBackend, "is_recording", lambda self: True)
+            capture.setattr(type(fake_cupy.backend()), "is_recording", lambda self: True)
             np.testing.assert_array_equal((A @ x).get(), want)

@@ -15,6 +15,8 @@ from .refused.constructors import CONSTRUCTORS
 from .refused.methods import METHODS
 from .refused.products import MATMUL, OPERANDS
 
+pytestmark = pytest.mark.fake
+
 # ------------------------------------------------------------------------------------ what must be refused
 TABLE = CONSTRUCTORS + OPERANDS + MATMUL + METHODS
 

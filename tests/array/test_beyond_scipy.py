@@ -299,10 +299,11 @@ def test_from_dense_keeps_blocks_with_nan(place: Place) -> None:
     assert_values(place.dense(A.toarray()), X)
 
 
+@pytest.mark.fake
 def test_from_dense_takes_lists_and_a_device() -> None:
     A = bg.from_dense([[1.0, 0.0], [0.0, 2.0]], (1, 1))
     assert A.nnz == 2 and A.device == "cpu"
-    place = Place("fake")
+    place = Place("cuda")
     B = bg.from_dense(np.eye(4), (2, 2), device=place.backend.name)
     assert place.backend.is_sparse(B)
     assert_values(place.blocks(B).dense, np.eye(4))

@@ -9,19 +9,22 @@ import pytest
 
 import bsrgemm as bg
 
-from ..fake_device import install
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 
 def stored(xp: Any, *blocksize: int) -> Any:
     """A matrix of one block of zeros, whose memory is never touched."""
     index = xp.asarray(np.zeros(1, np.int32)), xp.asarray(np.arange(2, dtype=np.int32))
-    return bg.bsr_array((xp.zeros((1, *blocksize), np.int8), *index), shape=blocksize)
+    zeros = np.zeros if xp is np else fake_cupy.untouched
+    return bg.bsr_array((zeros((1, *blocksize), np.int8), *index), shape=blocksize)
 
 
 def test_a_device_refuses_blocks_of_2_to_31_elements() -> None:
-    device = install()
+    device = fake_cupy.backend()
     assert stored(device.xp, 2**15 - 1, 2**16).blocksize == (2**15 - 1, 2**16)
-    message = r"blocksize: got \(32768, 65536\) on device 'fake', whose blocks have fewer than 2\*\*31 elements"
+    message = r"blocksize: got \(32768, 65536\) on device 'cuda', whose blocks have fewer than 2\*\*31 elements"
     with pytest.raises(ValueError, match=message):
         stored(device.xp, 2**15, 2**16)
     on_cpu = stored(np, 2**15, 2**16)
@@ -30,9 +33,9 @@ def test_a_device_refuses_blocks_of_2_to_31_elements() -> None:
 
 
 def test_a_device_refuses_to_make_blocks_of_2_to_31_elements() -> None:
-    xp = install().xp
+    xp = fake_cupy.backend().xp
     column, row, empty = stored(xp, 2**15, 1), stored(xp, 1, 2**16), bg.bsr_array((1, 2**16), blocksize=(1, 2**16))
-    message = r"got \(32768, 65536\) on device 'fake', whose blocks have fewer than 2\*\*31 elements; "
+    message = r"got \(32768, 65536\) on device 'cuda', whose blocks have fewer than 2\*\*31 elements; "
     for make in (
         lambda: column @ row,
         lambda: bg.plan(column, row),
@@ -45,4 +48,4 @@ def test_a_device_refuses_to_make_blocks_of_2_to_31_elements() -> None:
     small = bg.bsr_array((xp.zeros((1, 1, 1), np.int8), *index), shape=(2**15, 2**16))
     with pytest.raises(ValueError, match=r"^blocksize: " + message):
         small.tobsr((2**15, 2**16))
-    assert (column @ empty.to_device("fake")).nnz == 0
+    assert (column @ empty.to_device("cuda")).nnz == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from typing import Any
 
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 import bsrgemm as bg
 from bsrgemm.dtypes import BOOL, HALF_DTYPES, result_dtype
 
-from .. import fake_device
 from ..strategies import (
     DTYPES,
     FLAVOURS,
@@ -38,6 +36,8 @@ from ..strategies import (
     spreads_for,
     wide,
 )
+
+pytestmark = pytest.mark.fake
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 each_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
@@ -256,14 +256,6 @@ def test_long_double_has_a_diagonal_and_no_inverse(char: str) -> None:
         A.inverse_block_diagonal()
 
 
-@pytest.mark.parametrize("name", fake_device.LINALG)
-def test_the_fake_offers_only_linear_algebra_that_cupy_has(name: str) -> None:
-    cupy = pytest.importorskip("cupy")
-    assert list(inspect.signature(getattr(cupy.linalg, name)).parameters) == ["a"]
-    offered = {n for n in vars(fake_device.xp.linalg) if not n.startswith("_")}  # type: ignore[attr-defined]
-    assert offered == set(fake_device.LINALG)
-
-
 # -------------------------------------------------------------------------------------------- scaling
 def spread_factor(D: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
     """D of any form as a dense block-diagonal matrix."""
@@ -409,7 +401,7 @@ def test_a_factor_of_text_is_refused() -> None:
 
 
 def test_a_factor_that_lives_elsewhere_is_refused() -> None:
-    fake = Place("fake")
+    fake = Place("cuda")
     a = sample_of(np.ones((1, 2, 2)), [0], [0], (1, 1))
     for place, D in ((HERE, fake.put(np.ones(1))), (fake, np.ones(1)), (fake, [1.0]), (fake, np.float64(1))):
         with pytest.raises(

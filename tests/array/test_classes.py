@@ -16,7 +16,9 @@ import bsrgemm as bg
 from bsrgemm._backend.base import Backend
 from bsrgemm.dtypes import BFLOAT16
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 EYE = np.eye(4)
 
@@ -107,7 +109,7 @@ def test_the_classes_without_subclass_are_as_before() -> None:
 
 # ----------------------------------------------------------------------------------------- streams
 class Stream:
-    """A stream of the fake device: remembers which of them is current."""
+    """A stream of a fake card: remembers which of them is current."""
 
     current: Any = None
     null: Any
@@ -148,8 +150,8 @@ Stream.null, Stream.ptds = Stream(), Stream()
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The streams that were current when an array was copied to the fake device."""
-    device = fake_device.install()
+    """The streams that were current when an array was copied to a fake card."""
+    device = fake_cupy.backend()
     seen: list[Any] = []
     from_host = device.from_host
 
@@ -158,7 +160,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return from_host(x)
 
     cuda = SimpleNamespace(Stream=Stream, ExternalStream=ExternalStream)
-    monkeypatch.setattr(device.xp, "cuda", cuda, raising=False)
+    for name, value in vars(cuda).items():
+        monkeypatch.setattr(device.xp.cuda, name, value, raising=False)
     monkeypatch.setattr(device, "from_host", record)
     return seen
 
@@ -175,15 +178,16 @@ def test_a_copy_to_the_gpu_is_enqueued_on_the_stream(copies: list[Any], monkeypa
         (Foreign(0), Stream.null),
     ):
         copies.clear()
-        B = A.to_device("fake", stream=stream)
-        assert copies == [expected] * 3 and B.device == "fake:0" and Stream.current is None
-        assert B.to_device("fake", stream=stream) is B
+        B = A.to_device("cuda", stream=stream)
+        device = fake_cupy.backend()
+        assert copies == [expected] * 3 and B.device == device.xp.cuda.Device() and Stream.current is None
+        assert B.to_device("cuda", stream=stream) is B
     for old in (False, True):
         if old:  # a CuPy that has no Stream.from_external
             monkeypatch.delattr(Stream, "from_external")
         for stream in (4096, np.int64(4096), SimpleNamespace(cuda_stream=4096), Foreign(4096)):
             copies.clear()
-            A.to_device("fake", stream=stream)
+            A.to_device("cuda", stream=stream)
             assert [type(x) for x in copies] == [ExternalStream] * 3 and copies[0].ptr == 4096
 
 
@@ -193,10 +197,10 @@ def test_wrong_streams_are_told(copies: list[Any]) -> None:
         A.to_device("cpu", stream=1)
     for stream in (0, -1):
         with pytest.raises(ValueError, match=rf"^stream: wanted 1, 2 or the address of a CUDA stream, got {stream}"):
-            A.to_device("fake", stream=stream)
+            A.to_device("cuda", stream=stream)
     for wrong in (True, 1.5, "1"):
         with pytest.raises(TypeError, match=r"^stream: wanted a CUDA stream, an integer or None, got "):
-            A.to_device("fake", stream=wrong)
+            A.to_device("cuda", stream=wrong)
     with pytest.raises(ValueError, match=r"^device: got 'tpu'"):
         A.to_device("tpu", stream=1)
 

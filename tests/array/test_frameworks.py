@@ -18,7 +18,10 @@ import bsrgemm as bg
 from bsrgemm._backend import dlpack, registry
 from bsrgemm.interop import mpi
 
-from .. import fake_device
+from .. import fake_cupy
+from ..fake_cupy.modules import OnHost
+
+pytestmark = pytest.mark.fake
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 _DTYPE = {"f": 2, "u": 1, "i": 0, "b": 6, "V": 4, "c": 5}
@@ -192,19 +195,6 @@ class OnACard(Tensor):
         return super().__dlpack__(**options)
 
 
-class _OnHost:
-    """What `np.from_dlpack` reads of an export that says that it is on a card."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._capsule
-
-
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The backend of CuPy where the current stream is the first of `streams`; nothing is captured."""
@@ -215,9 +205,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     def from_dlpack(x: Any) -> Any:
         """CuPy asks for the newest version first."""
         try:
-            return np.from_dlpack(_OnHost(x.__dlpack__(stream=found.stream, max_version=(1, 0))))
+            return np.from_dlpack(OnHost(x.__dlpack__(stream=found.stream, max_version=(1, 0))))
         except TypeError:
-            return np.from_dlpack(_OnHost(x.__dlpack__(stream=found.stream)))
+            return np.from_dlpack(OnHost(x.__dlpack__(stream=found.stream)))
 
     def asarray(x: Any) -> Any:
         """The interface has no type for bfloat16: it comes as V2."""
@@ -311,10 +301,10 @@ def test_an_array_with_the_interface_alone_is_read_and_written(card: Any, read_o
 # ----------------------------------------------------------------------------------------- results
 def results(place: str) -> dict[str, Any]:
     """By name, a call with an `out` or None, and where among its results that one is."""
-    here: Any = (lambda x: x) if place == "cpu" else fake_device.install().from_host
+    here: Any = (lambda x: x) if place == "cpu" else fake_cupy.xp.asarray
     A, B, X = matrix(), numbers((6, 3), np.float32), numbers((2, 6, 3), np.float32)
     if place != "cpu":
-        A = A.to_device("fake")
+        A = A.to_device("cuda")
     q, k, v = (here(numbers((1, 2, 16, 8), np.float32) * n) for n in (1, 2, 3))
     states = [bg.attention(q, k, v, return_lse=True), bg.attention(k, q, v, return_lse=True)]
     found: dict[str, Any] = {
@@ -344,18 +334,19 @@ def results(place: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("place, name", [(place, name) for place in ("cpu", "fake") for name in results(place)])
-def test_every_result_is_written_into_a_tensor_that_is_returned(
-    place: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+#: The names of all calls with results, those on the host alone at the end.
+RESULTS = list(results("cpu"))
+
+
+@pytest.mark.parametrize(
+    "place, name", [*(("cpu", name) for name in RESULTS), *(("cuda", name) for name in RESULTS[:-4])]
+)
+def test_every_result_is_written_into_a_tensor_that_is_returned(place: str, name: str) -> None:
     def tensor(x: Any, read_only: bool = False) -> Any:
         if place == "cpu":
             return Tensor(x, (1, 0), read_only=read_only)
-        return fake_device.Tensor(x, not read_only)
+        return OnACard(x, (1, 0), read_only=read_only)
 
-    device = fake_device.install()
-    monkeypatch.setattr(registry, "_CUDA", device)
-    monkeypatch.setattr(registry, "_cuda_with_device", lambda: device)
     call = results(place)[name]
     want = call(None)
     want = np.asarray(want if place == "cpu" else want.get())
@@ -365,7 +356,7 @@ def test_every_result_is_written_into_a_tensor_that_is_returned(
         assert call(given) is given
         np.testing.assert_array_equal(memory, want)
         memory.fill(99)
-    with pytest.raises(ValueError, match=r"^(out|dq|dk|dv): .* Tensor that its library exports as read-only"):
+    with pytest.raises(ValueError, match=r"^(out|dq|dk|dv): .* (Tensor|OnACard) that its library exports as read-only"):
         call(tensor(memory, read_only=True))
     with pytest.raises(TypeError, match=rf"^(out|dq|dk|dv): wanted a dense array on '{place}'.*, got a list"):
         call([0.0])

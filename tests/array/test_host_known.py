@@ -17,8 +17,9 @@ import scipy.sparse as sp
 import bsrgemm as bg
 from bsrgemm._backend import structure
 
-from .. import fake_device
 from .test_host_properties import each_device, numpy_of, on
+
+pytestmark = pytest.mark.fake
 
 DENSE = np.kron(np.array([[1.0, 0, 2], [0, 3, 0], [4, 0, 5]]), np.array([[1.0, 2], [3, 5]]))
 
@@ -102,7 +103,7 @@ def test_results_of_a_matrix_without_duplicates_are_known_to_have_none(name: str
 def test_the_indices_of_a_matrix_that_is_known_to_be_canonical_are_not_looked_at(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    A = canonical("fake")
+    A = canonical("cuda")
     call = {**CANONICAL, **ALWAYS}[name]
 
     def looked(*args: Any, **kwargs: Any) -> bool:
@@ -140,7 +141,6 @@ def test_a_part_may_have_no_duplicates_and_is_known_to_be_sorted(name: str, devi
 
 @each_device
 def test_nothing_is_known_of_arrays_that_are_given(device: str) -> None:
-    fake_device.install()
     parts = np.ones((3, 1, 1)), [2, 0, 1], [0, 2, 3]
     A = bg.bsr_array(parts, shape=(2, 3), device=device)
     for B in (A, A.copy(), A.T.T, A[:1], A.select_blocks(rows=[0]), bg.vstack([A, A]), bg.hstack([A, A])):
@@ -159,7 +159,6 @@ def test_nothing_is_known_of_arrays_that_are_given(device: str) -> None:
 
 @each_device
 def test_matrices_by_a_rule_are_known_to_be_canonical(device: str) -> None:
-    fake_device.install()
     for A in (
         bg.eye(4, device=device),
         bg.eye(4, 6, k=1, blocksize=(2, 2), device=device),
@@ -186,10 +185,9 @@ def test_names_of_the_matrix_class_keep_what_is_known() -> None:
 
 @each_device
 def test_the_number_of_printed_elements_goes_where_the_matrix_goes(device: str) -> None:
-    fake_device.install()
     A = bg.bsr_array(DENSE, blocksize=(2, 2), maxprint=6)
     B = A.to_device(device)
-    assert (A.maxprint, B.maxprint, B.get().maxprint if device == "fake" else 6) == (6, 6, 6)
+    assert (A.maxprint, B.maxprint, B.get().maxprint if device == "cuda" else 6) == (6, 6, 6)
     assert A.T.maxprint == A.copy().maxprint == bg.bsr_array(DENSE).maxprint == 50
     assert pickle.loads(pickle.dumps(B)).maxprint == 6
     assert len(str(B).splitlines()) == 2 + 1 + 6 + 1 and len(str(B.T).splitlines()) == 2 + 1 + 20
@@ -237,7 +235,7 @@ def test_a_sum_learns_that_a_matrix_is_canonical_unless_it_is_said_not_to_be() -
 
 
 def test_a_diagonal_leaves_a_matrix_that_is_known_to_be_canonical() -> None:
-    for device in ("cpu", "fake"):
+    for device in ("cpu", "cuda"):
         for value in (np.ones((2, 2)), np.array([[0.0, 1], [0, 0]])):
             A = on(bg.bsr_array(value, blocksize=(1, 1)), device)
             A = bg.bsr_array((A.data, A.indices, A.indptr), shape=(2, 2))

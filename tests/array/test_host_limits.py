@@ -1,4 +1,4 @@
-"""Bounds, defaults and empty arguments of the array code, on the host and on the fake device."""
+"""Bounds, defaults and empty arguments of the array code, on the host and on a fake card."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from bsrgemm import bsr
 from bsrgemm._array import base, construct, convert, files, reduce
 from bsrgemm._backend import loops
 
-from .. import fake_device
 from .test_host_properties import LIMIT, each_device, index_dtypes, lower, numpy_of, on, put
+
+pytestmark = pytest.mark.fake
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -217,7 +218,6 @@ def test_wrong_arrays_of_a_matrix_of_scipy_are_refused() -> None:
 
 @each_device
 def test_another_shape_than_that_of_the_argument_is_checked(device: str) -> None:
-    fake_device.install()
     S = sp.csr_array(np.ones((4, 6)))
     A = bg.bsr_array(S, blocksize=(2, 3), device=device)
     for source in (S, A):
@@ -342,7 +342,6 @@ def test_blocks_that_are_filled_to_the_limit_are_not_filled_well() -> None:
 def test_blocks_are_counted_for_the_width_of_indices_and_not_elements(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake_device.install()
     lower(monkeypatch)
     side = LIMIT // 2
     for block in ((side, 1), (1, side), (side, side)):
@@ -362,7 +361,6 @@ def test_index_arrays_of_32_bits_are_shared() -> None:
 
 @each_device
 def test_a_diagonal_that_just_misses_the_matrix_is_refused(device: str) -> None:
-    fake_device.install()
     for offset in (-2, 2, 3):
         with pytest.raises(ValueError, match=rf"offsets\[0\]: diagonal {offset} is outside a matrix of 2 x 2 blocks"):
             bg.diags([1.0], [offset], shape=(2, 2), device=device)
@@ -400,11 +398,11 @@ def test_too_many_axes_are_refused() -> None:
 
 @pytest.mark.parametrize("dtype, wider", [(np.float16, "float32"), (BFLOAT16, "float32"), (np.int64, "float64")])
 def test_an_error_of_another_format_names_a_dtype_that_it_has(dtype: Any, wider: str) -> None:
-    device = "cpu" if np.dtype(dtype).itemsize == 2 else "fake"
+    device = "cpu" if np.dtype(dtype).itemsize == 2 else "cuda"
     A = on(bg.bsr_array(np.ones((1, 2), dtype), blocksize=(1, 1)), device)
     with pytest.raises(TypeError, match=rf"csr: .* does not hold .*A\.astype\('{wider}'\)") as caught:
         A.tocsr()
-    assert ("copy to the host" in str(caught.value)) == (device == "fake")
+    assert ("copy to the host" in str(caught.value)) == (device == "cuda")
 
 
 # ------------------------------------------------------------------------------- blocks outside of the matrix
@@ -586,7 +584,7 @@ def test_a_single_number_is_a_shape_of_one_dimension(number: Any) -> None:
 
 def test_a_number_beyond_a_single_block_is_out_of_range() -> None:
     """Numbers on the device are known to be wrong only after they were used."""
-    for device in ("cpu", "fake"):
+    for device in ("cpu", "cuda"):
         A = on(bg.bsr_array(np.ones((2, 3)), blocksize=(2, 3)), device)
         for wrong in (1, -2, 7):
             index = put(device, np.array([wrong]))
@@ -598,7 +596,7 @@ def test_a_number_beyond_a_single_block_is_out_of_range() -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_protocol_of_pickle_keeps_a_matrix(protocol: int) -> None:
-    for device in ("cpu", "fake"):
+    for device in ("cpu", "cuda"):
         A = on(bg.bsr_array(np.arange(24.0).reshape(4, 6), blocksize=(2, 3), maxprint=7), device)
         for matrix in (A, A.T):
             B = pickle.loads(pickle.dumps(matrix, protocol))

@@ -12,7 +12,9 @@ import bsrgemm as bg
 from bsrgemm._backend.numpy_backend import HOST
 from bsrgemm._kernels import tensor_map
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 X = np.arange(120.0).reshape(4, 5, 6)
 
@@ -39,7 +41,7 @@ def test_the_elements_of_a_tensor_map_have_the_bytes_of_their_dtype() -> None:
 
 def test_blocks_that_are_added_are_asked_for_shared_memory_on_the_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy cannot answer for arrays of a device."""
-    fake = fake_device.install()
+    fake = fake_cupy.backend()
     A = bg.eye(4, blocksize=(2, 2)).to_device(fake.name)
     monkeypatch.setattr(np, "may_share_memory", lambda *_: pytest.fail("it was asked"))
     A.assemble(fake.from_host(np.ones((1, 2, 2))), [0], [0])

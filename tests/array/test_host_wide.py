@@ -1,4 +1,4 @@
-"""Positions beyond 32 bits, in large matrices of few blocks, and the order of many blocks; host and fake device."""
+"""Positions beyond 32 bits, in large matrices of few blocks, and the order of many blocks; host and a fake card."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bsrgemm._array import convert
 from bsrgemm._backend import loops
 from bsrgemm._backend.numpy_backend import HOST
 
-from .. import fake_device
 from .test_host_properties import each_device, index_dtypes, numpy_of, on
+
+pytestmark = pytest.mark.fake
 
 FAR = 2**32
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -24,7 +25,6 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 def far_to_the_right(block: tuple[int, int], device: str, values: Any = 1.0, rows: int = 1) -> tuple[Any, int]:
     """A matrix with one block in its last block row, in block column 2**32 / C, and the column at which it begins."""
-    fake_device.install()
     column = FAR // block[1] + 1
     shape = (rows * block[0], (column + 1) * block[1])
     A = bg.bsr_array((np.full((1, *block), values), ([rows - 1], [column])), shape=shape)
@@ -73,7 +73,6 @@ def test_a_diagonal_far_below_is_read(device: str) -> None:
     R, row = 2**18, 2**14 + 1
     data = np.zeros((1, R, 1), bool)
     data[0, 7] = True
-    fake_device.install()
     A = on(bg.bsr_array((data, ([row], [0])), shape=(R * (row + 1), 1)), device)
     assert numpy_of(A.diagonal(-(R * row + 7))).tolist() == [True]
     assert numpy_of(A.diagonal(-(R * row + 8))).tolist() == [False]
@@ -98,7 +97,6 @@ def test_the_identity_may_begin_far_to_the_right() -> None:
 @each_device
 @pytest.mark.parametrize("given", [np.int64, np.uint64])
 def test_a_shape_beyond_32_bits_is_inferred(given: Any, device: str) -> None:
-    fake_device.install()
     col = np.array([FAR + 4], given)
     A = bg.bsr_array(([2.0], (np.array([0], given), col)), blocksize=(1, 1), device=device)
     B = bg.bsr_array((np.full((1, 1, 1), 2.0), (np.array([0], given), col)), device=device)
@@ -111,7 +109,6 @@ def test_a_shape_beyond_32_bits_is_inferred(given: Any, device: str) -> None:
 @each_device
 @pytest.mark.parametrize("given", [np.int8, np.uint8, np.int16, np.uint16, np.int32])
 def test_narrow_indices_get_32_bits(given: Any, device: str) -> None:
-    fake_device.install()
     zero, two = np.array([0], given), np.array([0, 1], given)
     wide = {np.dtype(np.int64 if np.dtype(given).kind == "u" else np.int32)}
     assert index_dtypes(bg.bsr_array((np.ones((1, 1, 1)), (zero, zero)), device=device)) == wide
@@ -133,10 +130,9 @@ def test_the_places_of_blocks_are_64_bit_numbers() -> None:
 
 def test_blocks_far_from_each_other_are_counted_apart() -> None:
     """In 32 bits their numbers would be the same, and blocks of 2 x 2 would seem to be filled."""
-    fake_device.install()
     side = 2**17
     row, col = np.array([0, 0, side, side]), np.array([0, 1, 0, 1])
-    for device in ("cpu", "fake"):
+    for device in ("cpu", "cuda"):
         A = bg.bsr_array((np.ones(4), (row, col)), shape=(side + 2, side), device=device)
         assert A.blocksize == (1, 1)
 
@@ -155,7 +151,7 @@ def test_elements_that_are_kept_have_the_index_dtype_of_the_others(device: str) 
     A, column = far_to_the_right((1, 2), device)
     A.data[0, 0, 1] = 0
     for S in (A.maximum(0), A > 0.5):
-        S = S.get() if device == "fake" else S
+        S = S.get() if device == "cuda" else S
         assert S.indices.tolist() == [column] and S.nnz == 1
 
 
@@ -188,7 +184,6 @@ def test_duplicates_keep_their_order_when_columns_are_exchanged(
 
 @each_device
 def test_blocks_of_a_row_keep_the_order_in_which_they_are_given(device: str) -> None:
-    fake_device.install()
     rng = np.random.default_rng(3)
     row, col = rng.integers(0, 3, 200), rng.integers(0, 4, 200)
     A = bg.bsr_array((np.arange(200.0).reshape(-1, 1, 1), (row, col)), shape=(3, 4), device=device)

@@ -13,6 +13,8 @@ import pytest
 from ..strategies import Place, assert_values
 from .refused import matrix, ones, sample
 
+pytestmark = pytest.mark.fake
+
 CORRUPTIONS = {
     "an index far outside": "A.indices[1] = 10**8",
     "an index just outside": "A.indices[1] = 2",

@@ -12,7 +12,7 @@ import pytest
 
 import bsrgemm as bg
 
-from ..strategies import FLAVOURS, Place, Sample, each_place
+from ..strategies import FLAVOURS, PLACES, Place, Sample, each_place
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -221,8 +221,9 @@ def test_a_transpose_is_drawn_without_being_built(place: Place, grid: tuple[int,
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.fake
 def test_of_a_device_matrix_only_the_index_arrays_are_copied(monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
-    place = Place("fake")
+    place = Place("cuda")
     a = sample((7, 5), (2, 3))
     A = place.bsr(a)
     copied = []
@@ -303,7 +304,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.M
         HERE.bsr(sample((3, 3), (2, 2))).spy()
 
 
-@pytest.mark.parametrize("place", [HERE, Place("fake")], ids=["numpy", "fake"])
+@pytest.mark.parametrize("place", PLACES[:2])
 def test_indices_that_were_made_wrong_later_are_told(place: Place) -> None:
     A = place.bsr(sample((7, 5), (2, 3)))
     A.indices[0] = 5

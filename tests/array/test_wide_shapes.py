@@ -125,3 +125,12 @@ def test_more_blocks_than_int64_counts_are_refused_or_kept_apart(place: Place) -
         assert_values(blocks.indices, [3, 5])
         assert_values(blocks.indptr, [0, 1, 1, 2, 2, 2, 2, 2, 2])
         assert_values(blocks.data.reshape(2), [2.0, 2.0])
+
+
+@each_place
+def test_blocks_that_no_kernel_could_count_are_none_where_none_are_stored(place: Place) -> None:
+    """Operations on patterns take the size of a block, whose elements need 64 bits here."""
+    shape, blocksize = (2**17, 2**17), (2**17, 2**17)
+    A = bg.bsr_array(shape, blocksize=blocksize, dtype="float32", device=place.backend.name)
+    for B in (A + A, A.maximum(A), A.select_blocks(rows=[0]), A.T, bg.vstack([A, A])[: shape[0]]):
+        assert B.shape == shape and B.nnz == 0

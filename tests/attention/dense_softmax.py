@@ -18,7 +18,7 @@ from bsrgemm._attention import host_tiles
 from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import BFLOAT16
 
-from ..fake_device import install
+from .. import fake_cupy
 
 Array = np.ndarray[Any, Any]
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
@@ -219,4 +219,4 @@ def zeros(*shape: int, dtype: Any = F32) -> Array:
 
 
 def there(*shape: int, dtype: Any = F32) -> Any:
-    return install().from_host(zeros(*shape, dtype=dtype))
+    return fake_cupy.backend().from_host(zeros(*shape, dtype=dtype))

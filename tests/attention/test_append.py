@@ -1,8 +1,9 @@
-"""`KVCache.append` while a graph is captured, on the fake device: a replay calls what was captured again."""
+"""`KVCache.append` while a graph is captured, on a fake card: a replay calls what was captured again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,57 +13,56 @@ import pytest
 from bsrgemm._attention.kv_cache import APPEND_ENGINES, AppendCall, HostAppend, KVCache
 from bsrgemm._backend.registry import by_name
 
-from ..fake_device import FakeAppend, install
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 Array = np.ndarray[Any, Any]
 F16 = np.dtype(np.float16)
 
 
-class Capture(FakeAppend):
-    """Keeps the appends of a capture, which `replay` then does."""
+class Capture:
+    """Captures appends, which `replay` then does."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.captured: list[AppendCall] = []
+        self.graphs: list[Any] = []
 
-    def append(self, call: AppendCall) -> None:
-        if self.capturing:
-            self.captured.append(call)
-        else:
-            super().append(call)
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        with fake_cupy.xp.cuda.Stream() as stream:  # type: ignore[attr-defined]
+            stream.begin_capture()
+            try:
+                yield
+            finally:
+                self.graphs.append(stream.end_capture())
 
-    def capture(self, work: Callable[[], None]) -> None:
-        self.capturing = True
-        try:
-            work()
-        finally:
-            self.capturing = False
+    def append(self, cache: KVCache, k: Any, v: Any, **how: Any) -> None:
+        with self.capturing():
+            cache.append(k, v, **how)
 
     def replay(self) -> None:
-        for call in self.captured:
-            super().append(call)
+        for graph in self.graphs:
+            graph.launch()
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
-    backend, found = install(), Capture()
-    monkeypatch.setitem(APPEND_ENGINES._engines, backend.name, found)
-    yield found
+def card() -> Capture:
+    return Capture()
 
 
 def cache_of(batch: int = 2, capacity: int = 8, **how: Any) -> KVCache:
-    return KVCache(batch, 1, capacity, 4, value_dim=2, device="fake", **how)
+    return KVCache(batch, 1, capacity, 4, value_dim=2, device="cuda", **how)
 
 
 def tokens(batch: int, n: int, first: int = 0) -> tuple[Any, Any]:
     """Keys and values in which every element of a token is its number."""
     numbers = np.broadcast_to(first + np.arange(n).reshape(1, 1, n, 1), (batch, 1, n, 4)).astype(F16)
-    return install().from_host(numbers), install().from_host(-numbers[..., :2].copy())
+    return fake_cupy.backend().from_host(numbers), fake_cupy.backend().from_host(-numbers[..., :2].copy())
 
 
 def held(cache: KVCache, sequence: int) -> list[float]:
     """The numbers of the tokens of a sequence, if its keys and values agree."""
-    k, v = (install().to_host(x) for x in cache.gathered(sequence))
+    k, v = (fake_cupy.backend().to_host(x) for x in cache.gathered(sequence))
     assert (k == k[..., :1]).all() and (v == -k[..., :2]).all()
     return [float(x) for x in k[0, :, 0]]
 
@@ -71,7 +71,7 @@ def test_a_replay_appends_at_the_end_that_sequences_have_by_then(card: Capture) 
     cache = cache_of()
     cache.append(*tokens(2, 3), lengths=[1, 3])
     k, v = tokens(2, 1, first=10)
-    card.capture(lambda: cache.append(k, v))
+    card.append(cache, k, v)
     assert cache.lengths.tolist() == [1, 3]  # nothing is appended during the capture
     card.replay()
     k[...], v[...] = 11, -11
@@ -87,7 +87,7 @@ def test_a_replay_appends_at_the_end_that_sequences_have_by_then(card: Capture) 
 def test_a_sequence_without_room_takes_none_of_its_tokens_and_counts_them(card: Capture) -> None:
     cache = cache_of(capacity=5)
     cache.append(*tokens(2, 3), lengths=[1, 2])
-    card.capture(lambda: cache.append(*tokens(2, 2, first=10)))
+    card.append(cache, *tokens(2, 2, first=10))
     for _ in range(3):
         card.replay()
     assert cache.lengths.tolist() == [5, 4] and cache.refused.tolist() == [2, 4]
@@ -103,33 +103,35 @@ def test_a_sequence_without_room_takes_none_of_its_tokens_and_counts_them(card: 
 
 
 def test_replays_read_how_many_tokens_each_sequence_takes(card: Capture) -> None:
-    cache, backend = cache_of(batch=3), install()
+    cache, backend = cache_of(batch=3), fake_cupy.backend()
     takes = backend.from_host(np.array([0, 1, 2], np.int32))
-    card.capture(lambda: cache.append(*tokens(3, 2), lengths=takes))
+    card.append(cache, *tokens(3, 2), lengths=takes)
     card.replay()
     takes[...] = backend.from_host(np.array([-1, 7, 0], np.int32))
     card.replay()
     assert [held(cache, b) for b in range(3)] == [[], [0, 0, 1], [0, 1]]
-    card.capturing = True
+    some, ones = tokens(3, 2), backend.from_host(np.ones(6, np.int32))
     for wrong in ([1, 1, 1], np.ones(3, np.int32), backend.from_host(np.ones(3, np.int64))):
-        with pytest.raises(TypeError, match="lengths: wanted int32 on 'fake' while a graph is captured"):
-            cache.append(*tokens(3, 2), lengths=wrong)
-    for numbers in (backend.from_host(np.ones(2, np.int32)), backend.from_host(np.ones(6, np.int32))[::2]):
+        with pytest.raises(TypeError, match="lengths: wanted int32 on 'cuda' while a graph is captured"):
+            card.append(cache, *some, lengths=wrong)
+    for numbers in (ones[:2], ones[::2]):
         with pytest.raises(ValueError, match="lengths: wanted 3 numbers side by side"):
-            cache.append(*tokens(3, 2), lengths=numbers)
-    assert len(card.captured) == 1
+            card.append(cache, *some, lengths=numbers)
+    assert [len(graph.steps) for graph in card.graphs[1:]] == [0] * 5
 
 
 def test_pages_are_reserved_for_replays(card: Capture) -> None:
     cache = cache_of(capacity=64, page=16, pages=5)
     cache.append(*tokens(2, 15))
-    card.capture(lambda: cache.append(*tokens(2, 1, first=50)))
+    card.append(cache, *tokens(2, 1, first=50))
     card.replay()
     card.replay()
     assert cache.lengths.tolist() == [16, 16] and cache.refused.tolist() == [1, 1]
     cache.reserve(20)
     cache.reserve(17)  # they have these pages already
-    assert install().to_host(cache.table).tolist() == [[0, 2, -1, -1], [1, 3, -1, -1]] and len(cache._free) == 1
+    assert (
+        fake_cupy.backend().to_host(cache.table).tolist() == [[0, 2, -1, -1], [1, 3, -1, -1]] and len(cache._free) == 1
+    )
     for _ in range(3):
         card.replay()
     assert cache.lengths.tolist() == [19, 19] and held(cache, 0) == [*range(15), 50, 50, 50, 50]
@@ -153,20 +155,21 @@ def test_a_cache_in_one_piece_needs_no_reserve(card: Capture) -> None:
 
 def test_numbers_that_only_the_gpu_knows_are_not_read_in_a_capture(card: Capture) -> None:
     cache = cache_of()
-    card.capture(lambda: cache.append(*tokens(2, 1)))
-    card.capturing = True
+    card.append(cache, *tokens(2, 1))
     for read in (lambda: cache.lengths, lambda: cache.refused, lambda: cache.gathered(0), lambda: repr(cache)):
-        with pytest.raises(RuntimeError, match="the lengths are on the GPU and cannot be read while a graph"):
+        with (
+            pytest.raises(RuntimeError, match="the lengths are on the GPU and cannot be read while a graph"),
+            card.capturing(),
+        ):
             read()
 
 
 def test_what_can_never_fit_is_told_during_the_capture(card: Capture) -> None:
     cache = cache_of()
-    card.capturing = True
     with pytest.raises(ValueError, match="k: 9 tokens never fit: the capacity is 8"):
-        cache.append(*tokens(2, 9))
-    cache.append(*tokens(2, 0))
-    assert not card.captured and not cache._captured
+        card.append(cache, *tokens(2, 9))
+    card.append(cache, *tokens(2, 0))
+    assert not any(graph.steps for graph in card.graphs) and not cache._captured
     assert cache.lengths.tolist() == cache.refused.tolist() == [0, 0]
 
 

@@ -1,4 +1,4 @@
-"""`attention` on the host, and through a fake device, against a dense softmax in float64 over the keys a query sees."""
+"""`attention` on the host, and on a fake card, against a dense softmax in float64 over the keys a query sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bsrgemm import BlockMask
 from bsrgemm._attention.attention import attention
 
-from ..fake_device import install
+from .. import fake_cupy
 from .dense_softmax import (
     DTYPES,
     F16,
@@ -293,55 +293,13 @@ def test_operands_are_not_copied(layout: str, dtype: Any) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- out
-@given(problem=problems(), how=st.sampled_from(("plain", "turned", "columns", "every second", "reversed")))
-def test_out_of_any_strides_is_written_whole(problem: Problem, how: str) -> None:
-    options = problem.options | {"layout": "bhsd"}
-    operands = (problem.q, problem.k, problem.v)
-    with tiles(problem.tile):
-        expected = attention(*operands, **options)
-        out = strided(np.full(expected.shape, np.nan, expected.dtype), how)
-        options.pop("out_dtype")
-        assert attention(*operands, out=out, **options) is out
-    np.testing.assert_array_equal(out, expected)
-
-
-def test_out_with_return_lse_and_variable_lengths() -> None:
-    rng = np.random.default_rng(3)
-    q = normal(rng, (9, 2, 4), F32)
-    out = np.empty_like(q)
-    options: dict[str, Any] = {"cu_seqlens_q": [0, 4, 9], "cu_seqlens_k": np.array([0, 4, 9]), "return_lse": True}
-    written, _ = attention(q, q, q, out=out, **options)
-    assert written is out
-    np.testing.assert_array_equal(out, attention(q, q, q, **options)[0])
-
-
-# ------------------------------------------------------------------------------------------------- on a device
-@given(problem=problems(), how=st.sampled_from(("plain", "turned", "every second", "reversed")))
-def test_arrays_on_a_device_stay_there_and_give_the_same_bits(problem: Problem, how: str) -> None:
-    fake = install()
-    options, turn = dict(problem.options), problem.options["layout"] == "bshd"
-    operands = [x.swapaxes(1, 2) if turn else x for x in (problem.q, problem.k, problem.v)]
-    with tiles(problem.tile):
-        expected = attention(*operands, return_lse=True, **options)
-        if "mask" in options:
-            options["mask"] = options["mask"].to_device(fake.name)
-        moved = [fake.from_host(x) for x in operands]
-        out = fake.from_host(strided(np.full(expected[0].shape, np.nan, expected[0].dtype), how))
-        found = attention(*moved, return_lse=True, **options)
-        options.pop("out_dtype")
-        written = attention(*moved, out=out, **options)
-    assert written is out
-    for x, want in zip((*found, written), (*expected, expected[0]), strict=True):
-        assert fake.is_dense(x) and x.dtype == want.dtype
-        np.testing.assert_array_equal(fake.to_host(x), want)
-
-
+@pytest.mark.fake
 @pytest.mark.parametrize("index", [np.int32, np.int64, np.uint16])
 @pytest.mark.parametrize("place", ["host", "device", "list"])
 def test_bounds_of_sequences_on_a_device_or_the_host(place: str, index: Any) -> None:
-    fake = install()
+    fake = fake_cupy.backend()
     rng = np.random.default_rng(4)
-    q, k, v = (normal(rng, shape, F32) for shape in ((40, 4, 8), (50, 2, 8), (50, 2, 6)))
+    q, k, v = (normal(rng, shape, F16) for shape in ((40, 4, 8), (50, 2, 8), (50, 2, 6)))
     bounds = {"cu_seqlens_q": np.array([0, 9, 9, 40], index), "cu_seqlens_k": np.array([0, 0, 20, 50], index)}
     expected = attention(q, k, v, causal=True, return_lse=True, **bounds)
     given = {
@@ -350,14 +308,15 @@ def test_bounds_of_sequences_on_a_device_or_the_host(place: str, index: Any) -> 
     }
     found = attention(*map(fake.from_host, (q, k, v)), causal=True, return_lse=True, **given)
     for x, want in zip(found, expected, strict=True):
-        assert fake.is_dense(x)
-        np.testing.assert_array_equal(fake.to_host(x), want)
+        assert fake.is_dense(x) and x.dtype == want.dtype
+        np.testing.assert_allclose(fake.to_host(x), want, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.fake
 def test_sizes_of_zero_on_a_device() -> None:
     out, lse = attention(there(1, 2, 3, 4), there(1, 1, 0, 4), there(1, 1, 0, 5), return_lse=True)
-    assert (install().to_host(out) == 0).all() and out.shape == (1, 2, 3, 5)
-    assert (install().to_host(lse) == -np.inf).all()
+    assert (fake_cupy.backend().to_host(out) == 0).all() and out.shape == (1, 2, 3, 5)
+    assert (fake_cupy.backend().to_host(lse) == -np.inf).all()
     none = there(1, dtype=int)
     empty = attention(there(0, 2, 4), there(0, 1, 4), there(0, 1, 5), cu_seqlens_q=none, cu_seqlens_k=none)
     assert empty.shape == (0, 2, 5)

@@ -13,8 +13,10 @@ from bsrgemm import BlockMask
 from bsrgemm._attention.attention import attention
 from bsrgemm.dtypes import FLOAT8
 
-from ..fake_device import install
+from .. import fake_cupy
 from .dense_softmax import F16, F32, F64, Array, there, zeros
+
+pytestmark = pytest.mark.fake
 
 U8 = np.dtype(np.uint8)
 
@@ -47,7 +49,7 @@ def overlapping(name: str) -> Any:
 
 
 def on_device(**changes: Any) -> Any:
-    """A good call on the fake device with some of its arguments replaced."""
+    """A good call on a fake card with some of its arguments replaced."""
     return attempt(**{"q": there(2, 4, 5, 8), "k": there(2, 2, 7, 8), "v": there(2, 2, 7, 3), **changes})
 
 
@@ -124,7 +126,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (
         lambda: attempt(q=there(2, 4, 5, 8)),
         TypeError,
-        ("k: wanted a dense array on 'fake'", "got numpy ndarray", "moved"),
+        ("k: wanted a dense array on 'cuda'", "got numpy ndarray", "moved"),
     ),
     (
         lambda: attempt(k=there(2, 2, 7, 8)),
@@ -133,22 +135,26 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     ),
     (lambda: attempt(v=OnTheGPU()), TypeError, ("v: wanted a dense array on 'cpu', where q is, got tests OnTheGPU",)),
     (lambda: attempt(out=OnTheGPU()), TypeError, ("out: wanted a dense array on 'cpu', where q is", "OnTheGPU")),
-    (lambda: attempt(out=there(2, 4, 5, 3)), TypeError, ("out: wanted a dense array on 'cpu', where q is, got tests",)),
-    (lambda: on_device(out=zeros(2, 4, 5, 3)), TypeError, ("out: wanted a dense array on 'fake'", "got numpy ndarray")),
-    (lambda: on_device(k=zeros(2, 2, 7, 8)), TypeError, ("k: wanted a dense array on 'fake'", "got numpy ndarray")),
-    (lambda: on_device(v=OnTheGPU()), TypeError, ("v: wanted a dense array on 'fake'", "OnTheGPU")),
     (
-        lambda: attempt(mask=mask().to_device(install().name)),
+        lambda: attempt(out=there(2, 4, 5, 3)),
         TypeError,
-        ("mask: wanted a mask on 'cpu', where q is, got one on 'fake'", "mask.to_device('cpu') brings it there"),
+        ("out: wanted a dense array on 'cpu', where q is, got cupy ndarray",),
+    ),
+    (lambda: on_device(out=zeros(2, 4, 5, 3)), TypeError, ("out: wanted a dense array on 'cuda'", "got numpy ndarray")),
+    (lambda: on_device(k=zeros(2, 2, 7, 8)), TypeError, ("k: wanted a dense array on 'cuda'", "got numpy ndarray")),
+    (lambda: on_device(v=OnTheGPU()), TypeError, ("v: a tests OnTheGPU cannot be read through DLPack",)),
+    (
+        lambda: attempt(mask=mask().to_device(fake_cupy.backend().name)),
+        TypeError,
+        ("mask: wanted a mask on 'cpu', where q is, got one on 'cuda'", "mask.to_device('cpu') brings it there"),
     ),
     (
         lambda: on_device(mask=mask()),
         TypeError,
-        ("mask: wanted a mask on 'fake', where q is, got one on 'cpu'", "mask.to_device('fake') brings it there"),
+        ("mask: wanted a mask on 'cuda', where q is, got one on 'cpu'", "mask.to_device('cuda') brings it there"),
     ),
     (
-        lambda: packed(cu_seqlens_q=install().from_host(np.array([0, 2, 5]))),
+        lambda: packed(cu_seqlens_q=fake_cupy.backend().from_host(np.array([0, 2, 5]))),
         TypeError,
         ("cu_seqlens_q: wanted a dense array on 'cpu', where q is",),
     ),
@@ -265,7 +271,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = [
     (
         lambda: fp8_on_device(v_scale=four(1, 2)),
         TypeError,
-        ("v_scale: wanted a number or a dense array on 'fake', where q is, got numpy ndarray",),
+        ("v_scale: wanted a number or a dense array on 'cuda', where q is, got numpy ndarray",),
     ),
     (lambda: fp8_on_device(v_scale=there(4)), ValueError, (f"v_scale: {SIZES} (2,) or (2, 2)", "shape (4,)")),
     (lambda: fp8_on_device(v_scale=there(2, dtype=F64)), ValueError, (f"v_scale: {SIZES} (2,)", "got float64")),
@@ -296,7 +302,7 @@ def test_the_good_calls_that_bad_ones_are_made_from_are_good() -> None:
     assert fp8(q_scale=np.ones(4, F32), k_scale=np.array(2), v_scale=np.ones((2, 2), F32)).shape == (2, 4, 5, 3)
     assert packed().shape == (5, 4, 3)
     assert packed(cu_seqlens_q=Foreign([0, 2, 5])).shape == (5, 4, 3)
-    assert install().is_dense(on_device()) and install().is_dense(packed_on_device())
+    assert fake_cupy.backend().is_dense(on_device()) and fake_cupy.backend().is_dense(packed_on_device())
     assert (
         attempt(mask=mask(heads=(2, 4)), scale=np.float32(2), softcap=np.array(3), window=[np.int64(1), 2]).any() == 0
     )

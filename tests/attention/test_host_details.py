@@ -1,4 +1,4 @@
-"""Dtypes and lists that attention hands to its engines, on the host and on the fake device."""
+"""Dtypes and lists that attention hands to its engines, on the host and on a fake card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from bsrgemm._attention import checks, host_tiles, mask_tiles
 from bsrgemm._attention.engine import ENGINES
 from bsrgemm._backend.numpy_backend import HOST
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 
 def cache_and_queries() -> tuple[KVCache, Any]:
@@ -57,7 +59,7 @@ def test_numbers_of_blocks_have_32_bits_and_are_not_copied_without_need(
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
 def test_bounds_of_sequences_have_32_bits_on_every_device(dtype: Any) -> None:
-    fake = fake_device.install()
+    fake = fake_cupy.backend()
     given = np.array([0, 3, 7], dtype)
     for backend, bounds in ((HOST, given), (HOST, given.tolist()), (fake, given), (fake, fake.from_host(given))):
         found = checks._bounds(backend, bounds, "cu_seqlens_q", 7, "q")
@@ -65,11 +67,11 @@ def test_bounds_of_sequences_have_32_bits_on_every_device(dtype: Any) -> None:
         np.testing.assert_array_equal(backend.to_host(found), given)
 
 
-@pytest.mark.parametrize("device", ["cpu", "fake"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("page", [None, 16])
 @pytest.mark.parametrize("lengths", [None, [3, 5], np.array([3, 5], np.uint64)], ids=str)
 def test_a_cache_counts_in_64_bits_on_the_host_and_in_32_on_the_device(device: str, page: Any, lengths: Any) -> None:
-    backend = fake_device.install() if device == "fake" else HOST
+    backend = fake_cupy.backend() if device == "cuda" else HOST
     cache = KVCache(2, 1, 40, 8, page=page, device=device)
     assert cache.dtype == cache.k.dtype == cache.v.dtype == np.float16
     tokens = backend.from_host(np.ones((2, 1, 5, 8), np.float16))

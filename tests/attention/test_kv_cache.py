@@ -1,4 +1,4 @@
-"""`KVCache` on the host and the fake device, and `attention_decode` on the host against `attention`."""
+"""`KVCache` on the host and a fake card, and `attention_decode` on the host against `attention`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from bsrgemm._attention.kv_cache import KVCache, _about
 from bsrgemm._backend.registry import Backend
 from bsrgemm.dtypes import BFLOAT16
 
-from ..fake_device import install
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 Array = np.ndarray[Any, Any]
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
-
-
-@pytest.fixture(params=["cpu", "fake"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    from bsrgemm._backend.registry import by_name
-
-    return install() if request.param == "fake" else by_name("cpu")
 
 
 def tokens(rng: np.random.Generator, *shape: int, dtype: Any = F16) -> Array:
@@ -160,7 +155,7 @@ def test_bad_tokens_are_told_before_anything_is_written() -> None:
     k, v = np.ones((2, 2, 3, 8), F16), np.ones((2, 2, 3, 4), F16)
     for args, error, message in (
         (([1], v), TypeError, "k: a list cannot meet a cache on 'cpu'"),
-        ((install().from_host(k), v), TypeError, "nothing is moved silently"),
+        ((fake_cupy.backend().from_host(k), v), TypeError, "nothing is moved silently"),
         ((k[0], v), ValueError, r"k: wanted 4 dimensions, \(batch, KV heads, length, head dim\)"),
         ((k.astype(F32), v), TypeError, "k: wanted float16 as the cache has, got float32"),
         ((k, k), ValueError, "v: wanted 2 sequences, 2 KV heads and head dim 4, got 2, 2 and 8"),

@@ -14,7 +14,9 @@ import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm._backend.registry import Backend
 
+from .. import fake_cupy
 from ..conftest import BACKENDS, LONG
+from ..fake_cupy import functions
 
 quickly = settings(max_examples=200 if LONG else 12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 lengths = st.integers(1, 150)
@@ -215,10 +217,8 @@ def test_blocks_listed_by_the_host_and_by_the_device_are_the_same(
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.fake
 def test_masks_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    from .. import fake_device
-
-    fake_device.install()
     calls: list[str] = []
 
     def count(owner: Any, name: str) -> None:
@@ -230,14 +230,14 @@ def test_masks_take_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(owner, name, counted)
 
-    for name in (*fake_device.UFUNCS, *fake_device.FUNCTIONS):
-        count(fake_device.xp, name)
+    for name in (*functions.UFUNCS, *functions.FUNCTIONS):
+        count(fake_cupy.xp, name)
     for name in ("__getitem__", "__setitem__", "astype", "get", "item", "__bool__", "__int__"):
-        count(fake_device.ndarray, name)
+        count(fake_cupy.ndarray, name)
     for name in ("from_host", "to_host", "expand"):
-        count(fake_device.FakeBackend, name)
+        count(fake_cupy.backend(), name)
     waits = {"get", "item", "__bool__", "__int__", "to_host", "nonzero", "flatnonzero", "unique"}
-    common = {"block": 16, "device": "fake"}
+    common = {"block": 16, "device": "cuda"}
     parametric = {
         "full": lambda: BlockMask.full(1000, **common),
         "causal": lambda: BlockMask.causal(1000, 900, **common),

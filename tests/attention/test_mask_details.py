@@ -16,16 +16,18 @@ from bsrgemm._attention import mask_base
 from bsrgemm._attention.mask_base import Grid
 from bsrgemm._backend.numpy_backend import HOST
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 
-@pytest.fixture(params=["cpu", "fake"])
+@pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    return str(fake_device.install().name if request.param == "fake" else request.param)
+    return str(request.param)
 
 
 def on(device: str, x: Any) -> Any:
-    return fake_device.install().from_host(x) if device == "fake" else x
+    return fake_cupy.backend().from_host(x) if device == "cuda" else x
 
 
 TRI = np.tri(70, 100, dtype=bool)
@@ -164,7 +166,7 @@ def test_masks_without_queries_or_keys(shape: tuple[int, int], device: str) -> N
 
 
 def test_element_masks_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = fake_device.install()
+    fake = fake_cupy.backend()
     rows = np.array([[[1], [2]], [[2], [1]], [[1], [2]], [[3], [0]]], np.uint32)
     mixed, poor = mask_base.mixed, [True]
 

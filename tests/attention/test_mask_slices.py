@@ -12,7 +12,7 @@ import bsrgemm as bg
 from bsrgemm import BlockMask
 from bsrgemm._attention.mask_ops import banded, selected
 
-from .. import fake_device
+pytestmark = pytest.mark.fake
 
 S_Q, S_K = 90, 150
 WHERE: dict[str, Any] = {"block": (16, 32), "device": "cpu"}
@@ -38,9 +38,9 @@ QUERIES = (slice(None), slice(0, 16), slice(32, 64), slice(64, None), slice(-10,
 KEYS = (slice(None), slice(32, 96), slice(128, 150), slice(150, 150), slice(0, -22), slice(96, 32))
 
 
-@pytest.fixture(params=["numpy", "fake"])
+@pytest.fixture(params=["cpu", "cuda"])
 def place(request: pytest.FixtureRequest) -> str:
-    return "cpu" if request.param == "numpy" else fake_device.install().name
+    return str(request.param)
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -129,9 +130,10 @@ class Kernel:
         places = (ctypes.c_void_p * len(held))(*(x.ctypes.data for x in held))
         whole = (ctypes.c_ulong(x) for x in (_STACK, seed()))
         with _alone:
-            faulthandler.dump_traceback_later(_PATIENCE, exit=True, file=sys.__stderr__)  # a loop that does not end
+            _watched()
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
             self._library.emulate(places, *(*grid, 1, 1)[:3], threads[0], shared_mem, _stacks(), *whole)
-            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     @staticmethod
     def _bytes(x: Any) -> Array:
@@ -169,6 +171,12 @@ def few_ctas(most: int) -> Iterator[None]:
 _PATIENCE, _STACK = 300, 256 << 10
 #: One launch at a time.
 _alone = threading.Lock()
+
+
+@cache
+def _watched() -> None:
+    """Let a kernel that does not end, end the process, which says where. A timer costs a launch next to nothing."""
+    faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)
 
 
 def seed() -> int:

@@ -6,16 +6,34 @@ A launched kernel is emulated at once, or noted, or neither (`Policy`); in a cap
 all other work of arrays does. Freed memory is overwritten and handed to the next who asks, so that a graph that
 outlives its operands computes something wrong.
 
-`memory` has the pools, `arrays` the array, `streams` streams and graphs, `card` the card and its launches, `modules`
-what `cupy` offers, and `install` puts it in place. Tests ask for the fixture `device`.
+`memory` has the pools, `arrays` and `operators` the array, `functions` what the package may call, `sparse` the
+formats of cupyx, `streams` streams and graphs, `card` the card and its launches, `modules` all that `cupy` offers, and
+`install` puts it in place. Tests of kernels ask for the fixture `device`; others have the mark `fake`, for a card on
+which they take the library's backend of GPUs as it is.
 """
 
 from __future__ import annotations
 
+from .arrays import ndarray, untouched, xp
 from .card import Card, Launched, Policy
-from .install import installed, renumbered
+from .install import backend, in_place, installed, renumbered
 from .memory import Bystanders
 from .modules import NotThere
-from .streams import CUDARuntimeError
+from .streams import CUDARuntimeError, waits
 
-__all__ = ["Bystanders", "CUDARuntimeError", "Card", "Launched", "NotThere", "Policy", "installed", "renumbered"]
+__all__ = [
+    "Bystanders",
+    "CUDARuntimeError",
+    "Card",
+    "Launched",
+    "NotThere",
+    "Policy",
+    "backend",
+    "in_place",
+    "installed",
+    "ndarray",
+    "renumbered",
+    "untouched",
+    "waits",
+    "xp",
+]

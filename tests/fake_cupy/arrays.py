@@ -1,16 +1,30 @@
-"""The array of the fake CuPy: that of tests/fake_device in memory of a card, whose work a captured graph repeats."""
+"""The array of the fake CuPy, in memory of a card, and what NumPy may see of it.
+
+It refuses `__array__` and NumPy operands, and reductions and single elements stay 0-d arrays. Where CuPy is silent
+about a mistake (an index out of range wraps around, a NumPy array slips through ``xp.sort`` unchanged) the fake raises:
+no code of ours may depend on it.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 
-from .. import fake_device
+from bsrgemm.dtypes import BFLOAT16, DEVICE_DTYPES
+
 from . import memory, streams
-from .memory import MemoryPointer, allocated, room_of, unowned
+from .memory import MemoryPointer, allocated, room_of
+
+Scalar = bool | int | float | complex | np.generic
+#: Every dtype that CuPy has and we use; long double, object, strings and dates are not among them.
+_DTYPES = frozenset((*DEVICE_DTYPES, np.dtype("q"), np.dtype("Q")))
+#: The module `cupy`; `functions` and `modules` fill it.
+xp = types.ModuleType("cupy")
 
 
 class _Place:
@@ -20,6 +34,45 @@ class _Place:
 
 
 place = _Place()
+
+
+# --------------------------------------------------------------------------------- in and out
+def _check_dtype(dtype: Any) -> np.dtype[Any]:
+    dtype = np.dtype(dtype)
+    if dtype not in _DTYPES:
+        raise ValueError(f"Unsupported dtype {dtype}")
+    return dtype
+
+
+def _wrap(x: Any) -> Any:
+    """What NumPy returned, as CuPy returns it: arrays and numbers become arrays, of any dimension."""
+    if isinstance(x, tuple | list):
+        return type(x)(map(_wrap, x))
+    if isinstance(x, np.ndarray | Scalar):
+        return ndarray(np.asarray(x))
+    return x
+
+
+def _array(x: Any, name: str = "a") -> np.ndarray[Any, Any]:
+    """The memory of a fake array; anything else is refused."""
+    if not isinstance(x, ndarray):
+        raise TypeError(f"Argument {name!r} has incorrect type (expected a device array, got {type(x)})")
+    return x._memory
+
+
+def _operand(x: Any) -> Any:
+    """A fake array or a number for an element-wise function; NumPy arrays, 0-d ones too, are refused."""
+    if isinstance(x, ndarray):
+        return x._memory
+    if isinstance(x, Scalar):
+        return x
+    raise TypeError(f"Unsupported type {type(x)}")
+
+
+def _compute(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call NumPy without its floating-point warnings, which a GPU does not give."""
+    with np.errstate(all="ignore"):
+        return function(*args, **kwargs)
 
 
 def _placed(host: np.ndarray[Any, Any], order: str = "K") -> np.ndarray[Any, Any]:
@@ -32,22 +85,47 @@ def _placed(host: np.ndarray[Any, Any], order: str = "K") -> np.ndarray[Any, Any
     return found
 
 
-def _waits(name: str) -> Callable[..., Any]:
+def _garbage(dtype: np.dtype[Any]) -> Any:
+    """An element as it is in memory that nobody has written to."""
+    return np.full(dtype.itemsize, memory.POISON, np.uint8).view(dtype)[0]
+
+
+def _new(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray[Any, Any]:
+    """New memory of the card, whose elements are not set."""
+    shape = tuple(map(operator.index, shape)) if isinstance(shape, tuple | list) else (operator.index(shape),)
+    dtype = _check_dtype(dtype)
+    strides = None
+    if order == "F":
+        strides = tuple(int(x) for x in dtype.itemsize * np.cumprod([1, *shape[:-1]])) if shape else ()
+    found: np.ndarray[Any, Any] = allocated(place.heap, shape, dtype, strides)
+    return found
+
+
+def _waiting(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that brings numbers to the host."""
-    plain = getattr(fake_device.ndarray, name)
 
-    @functools.wraps(plain)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        streams.wait(f"ndarray.{name}")
-        return plain(self, *args, **kwargs)
+    @functools.wraps(method)
+    def waits(self: Any) -> Any:
+        streams.wait(f"ndarray.{method.__name__}")
+        return method(self)
 
-    return method
+    return waits
 
 
-class ndarray(fake_device.ndarray):
-    """An array at an address of the card."""
+class _Flags:
+    """CuPy's three flags: there is no `writeable`."""
 
-    __slots__ = ("__weakref__",)
+    def __init__(self, flags: Any) -> None:
+        self.c_contiguous, self.f_contiguous = flags.c_contiguous, flags.f_contiguous
+        self.owndata = flags.owndata
+
+
+# ------------------------------------------------------------------------------------ the array
+class ndarray:
+    """An array at an address of the card, whose memory NumPy may not look at."""
+
+    __slots__ = ("__weakref__", "_memory")
+    __array_priority__ = 100
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None, order: str = "C"):
@@ -55,7 +133,132 @@ class ndarray(fake_device.ndarray):
             if memptr is not None:
                 raise NotImplementedError("an array around memory from elsewhere")
             shape = _new(shape, dtype, order)
-        super().__init__(_placed(shape))
+        _check_dtype(shape.dtype)
+        self._memory = _placed(shape)
+
+    def __array_finalize__(self, source: Any) -> None:
+        pass
+
+    def _as(self, kind: type[ndarray], memory: Any) -> ndarray:
+        """A view of this array of another class, which is told about it."""
+        found = object.__new__(kind)
+        found._memory = memory
+        found.__array_finalize__(self)
+        return found
+
+    def _derived(self, memory: Any) -> ndarray:
+        """What a method returns: of the class of this array if it is a view of it, otherwise a plain array."""
+        if type(self) is ndarray or not np.may_share_memory(memory, self._memory):
+            return ndarray(memory)
+        return self._as(type(self), memory)
+
+    # ------------------------------------------------------------------------ the border to NumPy
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. "
+            "Please use `.get()` to construct a NumPy array explicitly."
+        )
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(getattr(x, "__array_priority__", 0) > self.__array_priority__ for x in inputs):
+            return NotImplemented
+        function = getattr(xp, ufunc.__name__, None)
+        if method != "__call__" or function is None or any(isinstance(x, list | tuple | str) for x in inputs):
+            return NotImplemented
+        if "out" in kwargs:
+            (kwargs["out"],) = kwargs["out"]
+        return function(*inputs, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        function = getattr(xp, func.__name__, None)
+        return NotImplemented if function is None else function(*args, **kwargs)
+
+    def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
+        streams.wait("ndarray.get")
+        if out is None:
+            return self._memory.copy(order=order)  # type: ignore[call-overload]
+        out[...] = self._memory
+        return out
+
+    def set(self, arr: Any, stream: Any = None) -> None:
+        if not isinstance(arr, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if arr.dtype != self.dtype:
+            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
+        if arr.shape != self.shape:
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
+        self._memory[...] = arr
+
+    @_waiting
+    def item(self) -> Any:
+        return self._memory.item()
+
+    @_waiting
+    def tolist(self) -> Any:
+        return self._memory.tolist()
+
+    @_waiting
+    def __bool__(self) -> bool:
+        return bool(self._memory)
+
+    @_waiting
+    def __int__(self) -> int:
+        return int(self._memory)
+
+    @_waiting
+    def __float__(self) -> float:
+        return float(self._memory)
+
+    @_waiting
+    def __complex__(self) -> complex:
+        return complex(self._memory)
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __iter__(self) -> Iterator[ndarray]:
+        return (self[k] for k in range(len(self)))
+
+    def __repr__(self) -> str:
+        return repr(self._memory)
+
+    def __str__(self) -> str:
+        return str(self._memory)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._memory, spec)
+
+    def __reduce__(self) -> Any:
+        return _from_host, (self.get(),)
+
+    # ------------------------------------------------------------------------------- description
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._memory.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._memory.shape
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self._memory.strides
+
+    @property
+    def ndim(self) -> int:
+        return self._memory.ndim
+
+    @property
+    def size(self) -> int:
+        return self._memory.size
+
+    @property
+    def itemsize(self) -> int:
+        return self._memory.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes
 
     @property
     def data(self) -> MemoryPointer:
@@ -90,8 +293,25 @@ class ndarray(fake_device.ndarray):
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
+    @property
+    def flags(self) -> _Flags:
+        return _Flags(self._memory.flags)
+
+    @property
+    def T(self) -> ndarray:
+        return self._derived(self._memory.T)
+
+    @property
+    def real(self) -> ndarray:
+        return ndarray(self._memory.real) if self.dtype.kind == "c" else self
+
+    @property
+    def imag(self) -> ndarray:
+        return ndarray(self._memory.imag)
+
+    # ---------------------------------------------------------------------------------- indexing
     def __getitem__(self, key: Any) -> Any:
-        parts = fake_device.arrays._key(key)
+        parts = _key(key)
         lists = [part for part in parts if isinstance(part, np.ndarray | list)]
         if any(np.asarray(part).dtype == np.bool_ for part in lists):
             streams.wait("an index of booleans")
@@ -102,50 +322,152 @@ class ndarray(fake_device.ndarray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Elements that an index names twice are garbage afterwards: which value stays is undefined on a card."""
-        parts = fake_device.arrays._key(key)
-        if getattr(value, "size", 1) == 1 or not any(isinstance(part, np.ndarray | list) for part in parts):
-            super().__setitem__(key, value)
-            return
-        written, times = np.unique(np.arange(self.size).reshape(self.shape)[parts], return_counts=True)
-        if (times == 1).all():
-            super().__setitem__(key, value)
-            return
-        self._memory[parts] = fake_device.arrays._array(value, "value")
-        self._memory[np.unravel_index(written[times > 1], self.shape)] = _garbage(self.dtype)
+        key = _key(key)
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        if not self._memory.flags.writeable:  # a broadcast view, which CuPy would write through
+            raise ValueError("elements of a broadcast array share memory: writing one writes others")
+        value = value._memory if isinstance(value, ndarray) else value
+        with np.errstate(all="ignore"):
+            self._memory[key] = value
+        if np.size(value) > 1 and any(isinstance(k, np.ndarray | list) for k in key):
+            written, times = np.unique(np.arange(self.size).reshape(self.shape)[key], return_counts=True)
+            if (times > 1).any():
+                self._memory[np.unravel_index(written[times > 1], self.shape)] = _garbage(self.dtype)
 
-    def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
-        streams.wait("ndarray.get")
-        if out is None:
-            return super().get(stream, order)
-        out[...] = self._memory
-        return out
+    # ----------------------------------------------------------------------------------- methods
+    def astype(
+        self, dtype: Any, order: str = "K", casting: None = None, subok: None = None, copy: bool = True
+    ) -> ndarray:
+        if casting is not None or subok is not None:
+            raise TypeError("casting is not supported yet")
+        if not copy and self.dtype == dtype:
+            return self
+        return ndarray(_compute(self._memory.astype, _check_dtype(dtype), order=order, copy=copy))
+
+    def view(self, dtype: Any = None, type: Any = None) -> ndarray:
+        if isinstance(dtype, _TYPE) and issubclass(dtype, np.ndarray):
+            raise TypeError("CuPy crashes when a device array is viewed as a NumPy class")
+        memory = self._memory.view() if dtype is None else self._memory.view(_check_dtype(dtype))
+        return self._derived(memory) if type is None else self._as(type, memory)
+
+    def copy(self, order: str = "C") -> ndarray:
+        return ndarray(self._memory.copy(order=order))
+
+    def fill(self, value: Any) -> None:
+        self._memory.fill(_operand(value))
+
+    def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
+        self._memory.put(_operand(indices), _operand(values), mode)
+
+    def sort(self, axis: int = -1) -> None:
+        self._memory.sort(axis)
+
+    def partition(self, kth: int, axis: int = -1) -> None:
+        self._memory.partition(kth, axis)
+
+    def scatter_add(self, slices: Any, value: Any) -> None:
+        np.add.at(self._memory, _key(slices), _operand(value))
+
+    def reshape(self, *shape: Any, order: str = "C") -> ndarray:
+        return self._derived(self._memory.reshape(*shape, order=order))
+
+    def transpose(self, *axes: Any) -> ndarray:
+        return self._derived(self._memory.transpose(*axes))
+
+    def swapaxes(self, axis1: int, axis2: int) -> ndarray:
+        return self._derived(self._memory.swapaxes(axis1, axis2))
+
+    def ravel(self, order: str = "C") -> ndarray:
+        return self._derived(self._memory.ravel(order))
+
+    def flatten(self, order: str = "C") -> ndarray:
+        return ndarray(self._memory.flatten(order))
+
+    def squeeze(self, axis: Any = None) -> ndarray:
+        return self._derived(self._memory.squeeze(axis))
+
+    def conj(self) -> ndarray:
+        return ndarray(self._memory.conj())
+
+    conjugate = conj
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.sum(self, axis, dtype, out, keepdims)
+
+    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.prod(self, axis, dtype, out, keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.mean(self, axis, dtype, out, keepdims)
+
+    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.any(self, axis, out, keepdims)
+
+    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.all(self, axis, out, keepdims)
+
+    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.max(self, axis, out, keepdims)
+
+    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> ndarray:
+        return xp.min(self, axis, out, keepdims)
+
+    def cumsum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> ndarray:
+        return xp.cumsum(self, axis, dtype, out)
+
+    def nonzero(self) -> tuple[ndarray, ...]:
+        return xp.nonzero(self)
 
     def argmax(self, axis: Any = None) -> Any:
-        return fake_device.arrays.xp.argmax(self, axis)
+        return xp.argmax(self, axis)
 
-    for _name in ("item", "tolist", "__bool__", "__int__", "__float__", "__complex__"):
-        locals()[_name] = _waits(_name)
+    def argsort(self, axis: int = -1, kind: str | None = None) -> ndarray:
+        return xp.argsort(self, axis, kind)
+
+    def take(self, indices: Any, axis: Any = None, out: Any = None) -> ndarray:
+        return xp.take(self, indices, axis, out)
+
+    def repeat(self, repeats: Any, axis: Any = None) -> ndarray:
+        return xp.repeat(self, repeats, axis)
+
+    def round(self, decimals: int = 0, out: Any = None) -> ndarray:
+        return xp.around(self, decimals, out)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ndarray:
+        return ndarray(self._memory.diagonal(offset, axis1, axis2).copy())
+
+    def dot(self, b: Any, out: Any = None) -> ndarray:
+        return _wrap(self._memory.dot(_array(b, "b")))
 
 
-def _garbage(dtype: np.dtype[Any]) -> Any:
-    """An element as it is in memory that nobody has written to."""
-    return np.full(dtype.itemsize, memory.POISON, np.uint8).view(dtype)[0]
+_TYPE = type
 
 
-def _new(shape: Any, dtype: Any = float, order: str = "C") -> np.ndarray[Any, Any]:
-    """New memory of the card, whose elements are not set."""
-    shape = tuple(int(n) for n in shape) if isinstance(shape, tuple | list) else (int(shape),)
-    dtype = fake_device.arrays._check_dtype(dtype)
-    strides = None
-    if order == "F":
-        strides = tuple(int(x) for x in dtype.itemsize * np.cumprod([1, *shape[:-1]])) if shape else ()
-    found: np.ndarray[Any, Any] = allocated(place.heap, shape, dtype, strides)
-    return found
+def _key(key: Any) -> tuple[Any, ...]:
+    """An index for NumPy that always gives an array, a view where CuPy gives one."""
+    parts = tuple(_key_part(part) for part in (key if isinstance(key, tuple) else (key,)))
+    return parts if any(part is Ellipsis for part in parts) else (*parts, ...)
+
+
+def _key_part(part: Any) -> Any:
+    if isinstance(part, ndarray):
+        return part._memory
+    if isinstance(part, slice):
+        bounds = (part.start, part.stop, part.step)
+        return slice(*(int(x) if isinstance(x, ndarray) else x for x in bounds))
+    return part
+
+
+def untouched(shape: tuple[int, ...], dtype: Any) -> ndarray:
+    """Zeros in memory that is only there where it is written to."""
+    room = place.heap.untouched(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    return ndarray(np.ndarray(shape, dtype, room))
 
 
 def unwrapped(x: Any) -> Any:
     """The memory of an array, and of those in lists and tuples."""
-    if isinstance(x, fake_device.ndarray):
+    if isinstance(x, ndarray):
         return x._memory
     if isinstance(x, tuple | list):
         return type(x)(map(unwrapped, x))
@@ -156,83 +478,10 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A NumPy function on memory of the card."""
     with np.errstate(all="ignore"):
         result = function(*map(unwrapped, args), **{name: unwrapped(x) for name, x in kwargs.items()})
-    return kwargs["out"] if kwargs.get("out") is not None else fake_device.arrays._wrap(result)
+    return kwargs["out"] if kwargs.get("out") is not None else _wrap(result)
 
 
-# ------------------------------------------------------------------------------------- work of a captured graph
-def _arrays(x: Any) -> Iterator[Any]:
-    if isinstance(x, fake_device.ndarray):
-        yield x
-    elif isinstance(x, tuple | list):
-        for part in x:
-            yield from _arrays(part)
-
-
-def _repeated(x: Any) -> Any:
-    """An argument as a graph keeps it: where an array lies, not the array."""
-    if isinstance(x, fake_device.ndarray):
-        found = object.__new__(ndarray)
-        found._memory = unowned(x._memory)
-        return found
-    if isinstance(x, tuple | list):
-        return type(x)(map(_repeated, x))
-    return x
-
-
-def recorded(function: Callable[..., Any], writes: bool = False) -> Callable[..., Any]:
-    """A function of arrays that does its work at once, or each time when the graph runs that is being captured.
-
-    In a capture it is called once to see what it returns; then its operands are as they were, and its result is not
-    set. `writes`: it changes an operand.
-    """
-
-    @functools.wraps(function)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        steps = streams.captured_steps()
-        if steps is None:
-            return function(*args, **kwargs)
-        operands = list(_arrays((*args, *kwargs.values())))
-        before = [x._memory.copy() for x in operands]
-        with streams.at_once():
-            result = function(*args, **kwargs)
-        for x, old in zip(operands, before, strict=True):
-            if x._memory.flags.writeable:
-                x._memory[...] = old
-        made = list(_arrays(result))
-        fresh = [x for x in made if not any(room_of(x._memory) is room_of(y._memory) for y in operands)]
-        if fresh or writes or kwargs.get("out") is not None or len(args) > getattr(function, "nin", len(args)):
-            again = [_repeated(x) for x in args], {name: _repeated(x) for name, x in kwargs.items()}
-            targets = [unowned(x._memory) for x in fresh]
-            places = [k for k, x in enumerate(made) if any(x is y for y in fresh)]
-
-            def step() -> None:
-                with memory.using_allocator(place.heap.of_replays):  # not where the graph has its own arrays
-                    found = list(_arrays(function(*again[0], **again[1])))
-                for k, target in zip(places, targets, strict=True):
-                    target[...] = found[k]._memory
-
-            steps.append(step)
-            for x in fresh:
-                x._memory[...] = _garbage(x.dtype)
-        return result
-
-    return method
-
-
-#: Methods that change the array, and methods that return another one; both are steps of a graph.
-_WRITING = (
-    *("__setitem__", "fill", "put", "sort", "partition", "scatter_add", "set"),
-    *(f"__i{name}__" for name in fake_device.arrays._OPERATORS),
-)
-_MAKING = (
-    *("__getitem__", "astype", "copy", "flatten", "ravel", "reshape", "conj", "conjugate", "diagonal", "dot"),
-    *("real", "imag"),
-)
-for _name in _WRITING:
-    if hasattr(ndarray, _name):
-        setattr(ndarray, _name, recorded(getattr(ndarray, _name), writes=True))
-for _name in _MAKING:
-    _found = getattr(ndarray, _name)
-    if isinstance(_found, property):
-        continue  # views
-    setattr(ndarray, _name, recorded(_found))
+def _from_host(x: Any, dtype: Any = None) -> ndarray:
+    """Copy to the device, in native byte order."""
+    host = np.array(x, dtype=dtype)
+    return ndarray(host if host.dtype == BFLOAT16 else host.astype(host.dtype.newbyteorder("="), copy=False))

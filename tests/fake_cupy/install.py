@@ -19,12 +19,11 @@ from bsrgemm._backend import registry
 from bsrgemm._kernels import driver as library_driver
 from bsrgemm._kernels import jit
 
-from .. import fake_device
 from . import arrays, driver, streams
 from .card import Card
 from .modules import Modules
 
-#: Numbers of fake devices, above those of real ones.
+#: Numbers of fake cards, above those of real ones.
 _numbers = itertools.count(1000)
 _IMPORTS = re.compile(r"^(?:import|from) cupy", re.M)
 
@@ -32,8 +31,7 @@ _IMPORTS = re.compile(r"^(?:import|from) cupy", re.M)
 @cache
 def _modules() -> Modules:
     """The fake modules; there is one set of them, so that a type of arrays belongs to one backend."""
-    with _as_arrays_of_fake_device(None):
-        return Modules()
+    return Modules()
 
 
 @cache
@@ -48,22 +46,10 @@ def _users() -> tuple[ModuleType, ...]:
     return tuple(map(importlib.import_module, names))
 
 
-@contextmanager
-def _as_arrays_of_fake_device(modules: Modules | None) -> Iterator[None]:
-    """The functions of tests/fake_device make arrays of the fake CuPy."""
-    with ExitStack() as stack:
-        for module in (fake_device, fake_device.arrays, fake_device.functions, fake_device.backend):
-            stack.enter_context(patch.object(module, "ndarray", arrays.ndarray))
-        if modules is not None:
-            for module in (fake_device.arrays, fake_device.functions):
-                stack.enter_context(patch.object(module, "xp", modules.cupy))
-            stack.enter_context(patch.dict(fake_device.backend._CLASSES, modules.sparse_classes))
-        yield
-
-
 @cache
-def _backend() -> Any:
-    """The backend of the library, made once more around the fake CuPy."""
+def backend() -> Any:
+    """The backend of the library, made once more around the fake CuPy; for use where that is in place."""
+    _users()
     name = "bsrgemm._backend.cupy_backend"
     real = sys.modules.pop(name)
     try:
@@ -81,27 +67,33 @@ def renumbered(card: Card) -> None:
 
 @contextmanager
 def installed(card: Card) -> Iterator[ModuleType]:
-    """The module `cupy` of a card, which the library finds wherever it has imported CuPy."""
-    users, modules = _users(), _modules()
+    """The module `cupy` of a new card, where the library has imported CuPy; afterwards the card is closed."""
     renumbered(card)
+    try:
+        with in_place(card) as cupy:
+            yield cupy
+    finally:
+        card.close()
+
+
+@contextmanager
+def in_place(card: Card) -> Iterator[ModuleType]:
+    """The module `cupy` of a card, whose memory stays for the next time."""
+    users, modules = _users(), _modules()
     fakes = modules.by_name
     with ExitStack() as stack:
         stack.enter_context(patch.dict(sys.modules, fakes))
-        stack.enter_context(_as_arrays_of_fake_device(modules))
         stack.enter_context(patch.object(arrays.place, "heap", card.heap, create=True))
         stack.enter_context(patch.object(modules, "card", card))
         stack.enter_context(streams.fresh())
-        backend = _backend()
+        of_library = backend()
         for module in users:
             for name, value in list(vars(module).items()):
                 if isinstance(value, ModuleType) and value.__name__ in fakes and value is not fakes[value.__name__]:
                     stack.enter_context(patch.object(module, name, fakes[value.__name__]))
-        stack.enter_context(patch.object(registry, "_CUDA", backend))
+        stack.enter_context(patch.object(registry, "_CUDA", of_library))
         stack.enter_context(patch.dict(registry._BACKENDS))
         stack.enter_context(patch.object(jit, "load", card.load))
         stack.enter_context(patch.object(jit, "_argument_class", lambda: None))
         stack.enter_context(patch.object(library_driver, "_library", lambda: driver))
-        try:
-            yield modules.cupy
-        finally:
-            card.close()
+        yield modules.cupy

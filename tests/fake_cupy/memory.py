@@ -79,14 +79,17 @@ class Heap:
         if first in (None, ctypes.c_void_p(-1).value):
             raise OutOfMemory(f"{size} bytes")
         guard = first if self.before else first + body
-        if _libc.mprotect(guard, _PAGE, 0):
-            raise OSError(ctypes.get_errno(), "mprotect")
+        if _libc.mprotect(guard, _PAGE, 0):  # a process has a limited number of mappings
+            _libc.munmap(first, body + _PAGE)
+            raise OutOfMemory(f"{size} bytes: mprotect ends with errno {ctypes.get_errno()}")
         address: int = first + _PAGE if self.before else first + body - size
         self._pages[address] = (first, body + _PAGE)
         return address
 
     def room(self, size: int, pool: Pool) -> Any:
         """New memory of the pool: an object that gives it back when nobody holds it any more."""
+        if self.closed:  # its free memory is no longer mapped
+            raise RuntimeError(f"{size} bytes are wanted of card {self.device_id}, which is closed")
         if size > self.most_bytes:
             raise OutOfMemory(f"{size} bytes")
         rounded = -(-size // _UNIT) * _UNIT
@@ -96,6 +99,12 @@ class Heap:
         found.memory = Memory(address, rounded, self.device_id)
         weakref.finalize(found, self._freed, address, rounded, pool).atexit = False
         return found
+
+    def untouched(self, size: int) -> Any:
+        """Zeros in pages that the machine provides when they are first written to; they are there until the end."""
+        room: Any = (ctypes.c_char * size).from_address(self.mapped(size))
+        room.memory = Memory(ctypes.addressof(room), size, self.device_id)
+        return room
 
     def of_replays(self, size: int) -> MemoryPointer:
         """Memory for what a graph computes before it goes to its place."""
@@ -110,7 +119,9 @@ class Heap:
             pool.give(address, size)
 
     def _unmap(self, address: int) -> None:
-        _libc.munmap(*self._pages.pop(address))
+        pages = self._pages.pop(address, None)
+        if pages is not None:  # the garbage collector may have come first, while the card is closed
+            _libc.munmap(*pages)
 
     def close(self) -> None:
         """Give all memory back to the machine; what is still held loses its contents."""
@@ -252,6 +263,14 @@ def room_of(memory: Any) -> Any:
     while isinstance(memory, np.ndarray):
         memory = memory.base
     return memory if hasattr(memory, "memory") else None
+
+
+def foreign(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Elements that another library has on the card, where they are."""
+    address = memory.ctypes.data
+    room: Any = (ctypes.c_char * memory.nbytes).from_address(address)
+    room.memory = UnownedMemory(address, memory.nbytes, memory)
+    return np.ndarray(memory.shape, memory.dtype, room, 0, memory.strides)
 
 
 def unowned(memory: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""The modules `cupy` and `cupyx` of a fake card, over the functions of tests/fake_device."""
+"""The modules `cupy` and `cupyx` of a fake card."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .. import fake_device
-from . import arrays, elementwise, memory, streams
-from .arrays import call, ndarray, recorded
+from . import arrays, elementwise, functions, memory, sparse, streams
+from .arrays import call, ndarray
 from .card import Card
+from .operators import recorded
 
 
 class NotThere(NotImplementedError):
@@ -35,7 +35,7 @@ _IN_ROWS = _words("all any argsort around concatenate cumsum diff max mean min p
 _COUNTING = _words("bincount flatnonzero nonzero unique")
 #: Functions that ask about arrays and do no work.
 _ASKING = _words("can_cast isscalar may_share_memory ndim result_type shape size")
-#: Functions that CuPy has, tests use, and tests/fake_device leaves out, since the package does not call them.
+#: Functions that CuPy has and tests use, which the package does not call.
 _MORE = _words(
     "abs allclose array_equal array_split clip copysign cumprod dot einsum eye hstack identity isclose kron linspace "
     "moveaxis outer pad roll rollaxis signbit split std swapaxes tensordot tile trace tri tril triu var vdot vstack"
@@ -43,7 +43,7 @@ _MORE = _words(
 #: Types and constants of NumPy that CuPy has too.
 _SAME = _words(
     "newaxis pi inf nan bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 "
-    "complex128 dtype ndindex iinfo finfo errstate"
+    "complex128 dtype ndindex iinfo finfo"
 )
 
 
@@ -88,7 +88,7 @@ def _zeros(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, blocking: bool = False) -> Any:
     if isinstance(a, ndarray):
         return a if dtype is None or np.dtype(dtype) == a.dtype else a.astype(dtype)
-    found = fake_device.functions._asarray(a, dtype)
+    found = functions._asarray(a, dtype)
     if isinstance(a, np.ndarray) and order in (None, "K", "A"):
         # CuPy keeps columns as they are, and makes anything else row by row.
         layout = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
@@ -105,14 +105,33 @@ def _array(
     return found if found.ndim >= ndmin else found.reshape((1,) * (ndmin - found.ndim) + found.shape)
 
 
-def _from_dlpack(x: Any) -> Any:
+class OnHost:
+    """What `np.from_dlpack` reads of an export that says that it is on a card."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+
+def _from_dlpack(x: Any) -> ndarray:
+    """The memory of another library as it is; CuPy asks for the newest version first."""
     if isinstance(x, np.ndarray):
         raise BufferError("memory of the host")
-    raise NotThere("the fake CuPy has no DLPack")
+    stream = streams.current().ptr or 1
+    try:
+        capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:
+        capsule = x.__dlpack__(stream=stream)
+    return ndarray(memory.foreign(np.from_dlpack(OnHost(capsule))))
 
 
 def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
-    dst[...] = src if where is None else fake_device.arrays.xp.where(where, src, dst)
+    dst[...] = src if where is None else arrays.xp.where(where, src, dst)
 
 
 class _ElementwiseKernel:
@@ -152,14 +171,14 @@ class Modules:
         self.by_name: dict[str, types.ModuleType] = {}
         self.cupy = self._module("cupy", **self._functions())
         self.cupy.__version__ = "14.0.0"  # type: ignore[attr-defined]
-        linalg = {name: recorded(getattr(fake_device.xp.linalg, name)) for name in fake_device.LINALG}
+        linalg = {name: recorded(function) for name, function in functions.offered_in_linalg().items()}
         self._module("cupy.linalg", **linalg, norm=recorded(lambda *args, **how: call(np.linalg.norm, *args, **how)))
         self._module("cupy.random", default_rng=_Random)
         self._cuda()
         self._sparse()
 
     def _module(self, name: str, **contents: Any) -> types.ModuleType:
-        made = self.by_name[name] = types.ModuleType(name)
+        made = self.by_name[name] = arrays.xp if name == "cupy" else types.ModuleType(name)
         made.__path__ = []
         made.__dict__.update(contents)
         parent, _, last = name.rpartition(".")
@@ -179,12 +198,11 @@ class Modules:
 
     def _functions(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name in (*fake_device.FUNCTIONS, *fake_device.UFUNCS):
-            function = getattr(fake_device.xp, name)
+        for name, function in functions.offered().items():
             if name in _COUNTING:
                 function = _waiting(function)
             elif name not in _ASKING:
-                in_rows = name in _IN_ROWS or name in fake_device.UFUNCS
+                in_rows = name in _IN_ROWS or name in functions.UFUNCS
                 function = recorded(_in_rows(function) if in_rows else function)
             found[name] = function
         for name in _MORE:
@@ -298,22 +316,11 @@ class Modules:
         )
 
     def _sparse(self) -> None:
-        formats = fake_device.backend
-        #: the classes of tests/fake_device once more, since a type tells whose array it is
-        self.sparse_classes: dict[str, Any] = {}
-        sparse = {k: v for k, v in vars(formats.sparse).items() if not k.startswith("__")}
-        for name, plain in formats._CLASSES.items():
-            body = {"__module__": "cupyx.scipy.sparse"}
-            sparse[name] = self.sparse_classes[name] = type(name, (plain,), body)
         self._module("cupyx")
         self._module("cupyx.scipy")
-        self._module("cupyx.scipy.sparse", **sparse)
-        self._module(
-            "cupyx.scipy.sparse._base",
-            _spbase=formats._spbase,
-            sparray=formats.sparray,
-            spmatrix=formats.spmatrix,
-        )
+        self._module("cupyx.scipy.sparse", **sparse.OFFERED)
+        kinds = {"_spbase": sparse._spbase, "sparray": sparse.sparray, "spmatrix": sparse.spmatrix}
+        self._module("cupyx.scipy.sparse._base", **kinds)
 
 
 ndarray.__module__ = "cupy"

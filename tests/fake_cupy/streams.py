@@ -96,6 +96,8 @@ class Stream:
         return self
 
     def synchronize(self) -> None:
+        for heard in _listening:
+            heard.append("Stream.synchronize")
         if self.is_capturing():
             raise _waiting("Stream.synchronize")
 
@@ -176,8 +178,25 @@ def do(step: Step) -> None:
         steps.append(step)
 
 
+#: Lists to which each wait for the card is added.
+_listening: list[list[str]] = []
+
+
+@contextlib.contextmanager
+def waits() -> Iterator[list[str]]:
+    """Inside, what waits for the card is added to a list."""
+    heard: list[str] = []
+    _listening.append(heard)
+    try:
+        yield heard
+    finally:
+        _listening.remove(heard)
+
+
 def wait(what: str) -> None:
     """Wait for the current stream, which nobody can while it is being captured."""
+    for heard in _listening:
+        heard.append(what)
     if captured_steps() is not None:
         raise _waiting(what)
 

@@ -25,7 +25,9 @@ from dask.sizeof import sizeof  # noqa: E402
 
 from bsrgemm.interop import dask as panels  # noqa: E402
 
-from ..fake_device import install  # noqa: E402
+from .. import fake_cupy  # noqa: E402
+
+pytestmark = pytest.mark.fake
 
 # 60 x 48 in blocks of 4 x 3; panels of 16, 16, 16 and 12 rows
 S = bg.random(60, 48, blocksize=(4, 3), density=0.4, seed=0)
@@ -321,16 +323,16 @@ def test_a_matrix_without_rows_columns_or_blocks() -> None:
 
 
 def test_another_device_is_served_by_the_same_graph() -> None:
-    """The fake device refuses whatever CuPy would refuse."""
-    fake = install()
+    """The fake CuPy refuses whatever CuPy would refuse."""
+    fake = fake_cupy.backend()
     from dask.array.dispatch import concatenate_lookup
 
     concatenate_lookup.register(fake.xp.ndarray, fake.xp.concatenate)
-    there = panels.from_bsr(S.to_device("fake"), 16)
-    moved = A.to_device("fake")
+    there = panels.from_bsr(S.to_device("cuda"), 16)
+    moved = A.to_device("cuda")
     x, y = fake.from_host(X), fake.from_host(Y)
     for P in (there, moved):
-        assert P.device == "fake"
+        assert P.device == "cuda"
         for made, want in (
             (P @ x, D @ X),
             (P @ x[:, 0], D @ X[:, 0]),
@@ -345,11 +347,11 @@ def test_another_device_is_served_by_the_same_graph() -> None:
             found = made.compute()
             assert isinstance(found, fake.xp.ndarray)
             np.testing.assert_allclose(fake.to_host(found), want, atol=1e-12)
-        assert (P @ B.to_device("fake")).compute().device == "fake:0"
+        assert (P @ B.to_device("cuda")).compute().device == fake.xp.cuda.Device()
         np.testing.assert_allclose(P[8:40].compute().get().toarray(), D[8:40])
     assert moved.to_device("cpu").compute().device == "cpu"
-    for wrong in (lambda: moved @ X, lambda: A @ x, lambda: moved @ B, lambda: A @ PB.to_device("fake")):
-        with pytest.raises(TypeError, match=r"'fake'.*to_device"):
+    for wrong in (lambda: moved @ X, lambda: A @ x, lambda: moved @ B, lambda: A @ PB.to_device("cuda")):
+        with pytest.raises(TypeError, match=r"'cuda'.*to_device"):
             wrong()
 
 

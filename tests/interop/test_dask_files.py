@@ -24,7 +24,9 @@ da = pytest.importorskip("dask.array")
 from bsrgemm.interop import dask as panels  # noqa: E402
 from bsrgemm.interop.dask import tasks  # noqa: E402
 
-from ..fake_device import install  # noqa: E402
+from .. import fake_cupy  # noqa: E402
+
+pytestmark = pytest.mark.fake
 
 S = bg.random(60, 48, blocksize=(4, 3), density=0.4, seed=0)
 X = np.random.default_rng(2).standard_normal((48, 5))
@@ -170,9 +172,9 @@ def test_panels_that_are_written_anew_are_not_taken_for_the_old_ones(tmp_path: P
 
 
 def test_panels_are_read_to_the_device_that_was_asked_for(tmp_path: Path, format: str) -> None:
-    fake = install()
-    there = panels.to_panels(panels.from_bsr(S.to_device("fake"), 16), tmp_path, format=format)
-    assert there.device == "fake"
+    fake = fake_cupy.backend()
+    there = panels.to_panels(panels.from_bsr(S.to_device("cuda"), 16), tmp_path, format=format)
+    assert there.device == "cuda"
     product = there[:16] @ fake.from_host(X)
     np.testing.assert_allclose(fake.to_host(product.compute()), D[:16] @ X)
     np.testing.assert_array_equal(panels.from_panels(tmp_path).compute().toarray(), D)

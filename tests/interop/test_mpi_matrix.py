@@ -14,8 +14,10 @@ import bsrgemm as bg
 from bsrgemm.interop import mpi
 from bsrgemm.interop.mpi.sparse import Gathering, Product, TransposedProduct
 
-from .. import fake_device
+from .. import fake_cupy
 from .ranks import outcomes_of, run
+
+pytestmark = pytest.mark.fake
 
 SIZES = (1, 2, 3, 4)
 
@@ -187,7 +189,7 @@ def test_a_file_is_read_by_panels(tmp_path: Path, compressed: bool, dtype: Any) 
 
 def test_the_array_code_runs_on_a_device() -> None:
     """The model of CuPy's arrays refuses what CuPy refuses."""
-    device = fake_device.install()
+    device = fake_cupy.backend()
     A, x, X = matrix((40, 40), (2, 2)), vector(40), vector((40, 3))
 
     def program(comm: Any) -> Any:

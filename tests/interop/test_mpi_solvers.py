@@ -15,9 +15,11 @@ from bsrgemm.interop import mpi
 from bsrgemm.interop.mpi import matrix, multigrid, sparse
 from bsrgemm.linalg import smoothers
 
-from .. import fake_device
+from .. import fake_cupy
 from ..linalg.problems import hermitian, lopsided, numbers, plate
 from .ranks import ThreadRank, _World, outcomes_of, run
+
+pytestmark = pytest.mark.fake
 
 PRECONDITIONERS: dict[str, Callable[[Any], Any]] = {
     "none": lambda A: None,
@@ -264,8 +266,8 @@ def test_a_preconditioner_in_float32_serves_float64(monkeypatch: pytest.MonkeyPa
 
 def test_solvers_run_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multigrid, "GATHERED_ROWS", 40)
-    device = fake_device.install()
-    A, _ = plate(16)
+    device = fake_cupy.backend()
+    A, _ = plate(6)
     b = numbers(A.shape[0])
 
     def program(comm: Any) -> Any:
@@ -273,17 +275,17 @@ def test_solvers_run_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         y = D.scatter(device.from_host(b))
         found = []
         for make in (*PRECONDITIONERS.values(), lambda D: linalg.smoothed_aggregation(D, max_coarse=40)):
-            x, info = linalg.cg(D, y, M=make(D), rtol=1e-10)
+            x, info = linalg.cg(D, y, M=make(D), rtol=1e-6)
             assert info == 0
             found.append(D.gather(x))
         M = linalg.smoothed_aggregation(mpi.partition(other_numbers(A), comm, device=device.name), max_coarse=40)
         M.refresh(D)  # the last of the preconditioners before, bit by bit
-        found.append(D.gather(linalg.cg(D, y, M=M, rtol=1e-10)[0]))
+        found.append(D.gather(linalg.cg(D, y, M=M, rtol=1e-6)[0]))
         return [device.to_host(x) for x in found] if comm.rank == 0 else None
 
     results = run(2, program)[0]
     for x in results:
-        np.testing.assert_allclose(A @ x, b, atol=1e-8)
+        np.testing.assert_allclose(A @ x, b, atol=1e-4)
     np.testing.assert_array_equal(results[-1], results[-2])
 
 

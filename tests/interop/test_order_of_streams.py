@@ -1,13 +1,12 @@
 """MPI reads and writes memory of a card outside of the order of its stream: what must be done before it may.
 
-Ranks are threads, arrays are those of the fake device, and MPI is a model that refuses memory which work that was
+Ranks are threads, arrays are those of a fake card, and MPI is a model that refuses memory which work that was
 queued before still uses. Work counts as done once the host has waited for an event that was recorded after it.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,13 +20,14 @@ import bsrgemm as bg
 from bsrgemm import linalg
 from bsrgemm.interop import mpi
 from bsrgemm.interop.communicator import MpiCommunicator
-from bsrgemm.interop.mpi import multigrid, ring
+from bsrgemm.interop.mpi import multigrid
 from bsrgemm.interop.mpi.matrix import matmul as product_of_panels
 
-from .. import fake_device
-from ..fake_device import ndarray
-from ..fake_device.backend import _allocation
+from .. import fake_cupy
+from ..fake_cupy import ndarray
 from .ranks import ThreadRank, run
+
+pytestmark = pytest.mark.fake
 
 
 class Stream(threading.local):
@@ -47,13 +47,13 @@ class Memory:
 
     def used(self, x: ndarray, again: bool) -> None:
         """Note work on an array: when its memory comes from the pool, or, `again`, when it is written."""
-        key = _allocation(x)
+        key = x.data.mem.ptr
         if again or key not in self.found:
             self.stream.queued += 1
             self.found[key] = (x._memory, self.stream.queued)
 
     def check(self, x: ndarray, call: str) -> None:
-        assert self.stream.done >= self.found[_allocation(x)][1], f"{call}: the stream still uses this memory"
+        assert self.stream.done >= self.found[x.data.mem.ptr][1], f"{call}: the stream still uses this memory"
 
 
 class Request:
@@ -132,8 +132,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
         def synchronize(self) -> None:
             found.stream.done = max(found.stream.done, self._after)
 
-    def init(self: ndarray, memory: Any) -> None:
-        made(self, memory)
+    def init(self: ndarray, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
         found.used(self, again=False)
 
     def setitem(self: ndarray, key: Any, value: Any) -> None:
@@ -142,7 +142,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
 
     monkeypatch.setattr(ndarray, "__init__", init)
     monkeypatch.setattr(ndarray, "__setitem__", setitem)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
+    monkeypatch.setattr(fake_cupy.xp.cuda, "Event", Event)
     yield found
 
 
@@ -154,7 +154,6 @@ def on_cards(memory: Memory, program: Callable[[Any], Any], size: int = 3) -> li
     return found
 
 
-DEVICE = fake_device.install()
 DENSE = np.kron(np.eye(6, k=0) * 4 - np.eye(6, k=5) - np.eye(6, k=-1), np.ones((2, 2))) + np.eye(12)
 A = bg.bsr_array(DENSE, blocksize=(2, 2))
 X = np.arange(12.0)
@@ -163,11 +162,11 @@ X = np.arange(12.0)
 def spread(comm: Any) -> Any:
     """The matrix with a panel on each card; nothing is sent from card to card for it."""
     panels = bg.bsr_array(A.toarray()[4 * comm.rank : 4 * comm.rank + 4], blocksize=(2, 2))
-    return mpi.from_local(panels, comm, device=DEVICE.name)
+    return mpi.from_local(panels, comm, device="cuda")
 
 
 def part(comm: Any) -> Any:
-    return DEVICE.from_host(X[4 * comm.rank : 4 * comm.rank + 4])
+    return fake_cupy.backend().from_host(X[4 * comm.rank : 4 * comm.rank + 4])
 
 
 PLACES: dict[str, tuple[Callable[[Any], Any], Any]] = {
@@ -178,21 +177,24 @@ PLACES: dict[str, tuple[Callable[[Any], Any], Any]] = {
         lambda comm: multigrid.TransposedProduct()(D := spread(comm), D.panel()).toarray(),
         DENSE.T @ DENSE,
     ),
-    "parts of a vector": (lambda comm: spread(comm).scatter(DEVICE.from_host(X) if comm.rank == 0 else None), X),
-    "panels": (lambda comm: mpi.partition(A.to_device(DEVICE.name), comm, rows=[2, 2, 2]).panel().toarray(), DENSE),
+    "parts of a vector": (
+        lambda comm: spread(comm).scatter(fake_cupy.backend().from_host(X) if comm.rank == 0 else None),
+        X,
+    ),
+    "panels": (lambda comm: mpi.partition(A.to_device("cuda"), comm, rows=[2, 2, 2]).panel().toarray(), DENSE),
 }
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_mpi_gets_memory_of_a_card_after_its_stream(name: str, memory: Memory) -> None:
     program, want = PLACES[name]
-    found = on_cards(memory, lambda comm: DEVICE.to_host(program(comm)))
+    found = on_cards(memory, lambda comm: fake_cupy.backend().to_host(program(comm)))
     np.testing.assert_array_equal(np.concatenate(found), want)
 
 
 def test_a_whole_vector_comes_after_the_stream(memory: Memory) -> None:
     found = on_cards(memory, lambda comm: spread(comm).gather(part(comm)))
-    np.testing.assert_array_equal(DEVICE.to_host(found[0]), X)
+    np.testing.assert_array_equal(fake_cupy.backend().to_host(found[0]), X)
 
 
 def test_a_solver_over_cards_waits_for_their_streams(memory: Memory) -> None:
@@ -200,44 +202,37 @@ def test_a_solver_over_cards_waits_for_their_streams(memory: Memory) -> None:
 
     def program(comm: Any) -> Any:
         panel = bg.bsr_array(spd[4 * comm.rank : 4 * comm.rank + 4], blocksize=(2, 2))
-        D = mpi.from_local(panel, comm, device=DEVICE.name)
+        D = mpi.from_local(panel, comm, device="cuda")
         x, info = linalg.cg(D, part(comm), rtol=1e-12)
         assert info == 0
-        return DEVICE.to_host(x)
+        return fake_cupy.backend().to_host(x)
 
     np.testing.assert_allclose(np.concatenate(on_cards(memory, program)), np.linalg.solve(spd, X), rtol=1e-6)
 
 
 def test_keys_values_and_their_gradients_go_round_the_ring_after_the_stream(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
+    memory: Memory,
 ) -> None:
-    def backward(*args: Any, **options: Any) -> Any:
-        """Gradients on the host, since the fake device has none."""
-        on_host = [None if x is None else x.get() for x in args]
-        options = {name: x.get() if isinstance(x, ndarray) else x for name, x in options.items()}
-        return tuple(DEVICE.from_host(x) for x in bg.attention_backward(*on_host, **options))
-
-    monkeypatch.setattr(ring, "attention_backward", backward)
-    q, k, v = (np.random.default_rng(seed).standard_normal((1, 2, 30, 4)) for seed in range(3))
+    q, k, v = (np.random.default_rng(seed).standard_normal((1, 2, 30, 8)).astype(np.float16) for seed in range(3))
 
     def program(comm: Any) -> Any:
-        own = [DEVICE.from_host(mpi.zigzag_split(x, comm.rank, comm.size)) for x in (q, k, v)]
+        own = [fake_cupy.backend().from_host(mpi.zigzag_split(x, comm.rank, comm.size)) for x in (q, k, v)]
         out, lse = mpi.ring_attention(*own, comm=comm, causal=True, return_lse=True)
         found = (out, *mpi.ring_attention_backward(out, *own, out, lse, comm=comm, causal=True))
-        return [DEVICE.to_host(x) for x in found]
+        return [fake_cupy.backend().to_host(x) for x in found]
 
     found = [mpi.zigzag_join(parts) for parts in zip(*on_cards(memory, program), strict=True)]
     out, lse = bg.attention(q, k, v, causal=True, return_lse=True)
     for mine, want in zip(found, (out, *bg.attention_backward(out, q, k, v, out, lse, causal=True)), strict=True):
-        np.testing.assert_allclose(mine, want, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(mine, want, rtol=1e-2, atol=1e-2)
 
 
 # --------------------------------------------------------------------------------------- until the messages are done
 def test_memory_of_messages_is_kept_although_nobody_waits(memory: Memory) -> None:
     def program(comm: Any) -> Any:
         other = 1 - comm.rank
-        x, y = (DEVICE.from_host(np.full(3, float(comm.rank))) for _ in range(2))
-        kept = [weakref.ref(z._memory) for z in (x, y)]
+        x, y = (fake_cupy.backend().from_host(np.full(3, float(comm.rank))) for _ in range(2))
+        kept = [weakref.ref(z.data.room) for z in (x, y)]
         comm.exchange({other: x}, {other: y})
         memory.found.clear()
         del x, y
@@ -250,8 +245,8 @@ def test_memory_of_messages_is_kept_although_nobody_waits(memory: Memory) -> Non
 def test_memory_of_messages_is_free_once_they_were_waited_for(memory: Memory) -> None:
     def program(comm: Any) -> Any:
         other = 1 - comm.rank
-        x, y = (DEVICE.from_host(np.full(3, float(comm.rank))) for _ in range(2))
-        kept = [weakref.ref(z._memory) for z in (x, y)]
+        x, y = (fake_cupy.backend().from_host(np.full(3, float(comm.rank))) for _ in range(2))
+        kept = [weakref.ref(z.data.room) for z in (x, y)]
         under_way = comm.exchange({other: x}, {other: y})
         under_way.wait()
         assert y.get().tolist() == [other] * 3

@@ -19,8 +19,10 @@ from ..linalg.problems import hermitian
 from ..linalg.test_wide_indices import widening
 from .ranks import outcomes_of, run
 
+pytestmark = pytest.mark.fake
 
-@pytest.fixture(params=["fake", "cpu"])
+
+@pytest.fixture(params=["cuda", "cpu"])
 def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     return widening(request.param, monkeypatch)
 

@@ -19,7 +19,7 @@ from bsrgemm._kernels import disk_cache, driver, element_types, graphs, jit, ten
 from bsrgemm._kernels.card import shared_kb, tensor_arch
 from bsrgemm._kernels.workspace import StreamOrdered
 
-from ..fake_device.driver import driven
+from .stub_driver import driven
 
 
 # ------------------------------------------------------------------------------------------------- architectures

@@ -23,7 +23,7 @@ from bsrgemm._kernels.workspace import StreamOrdered
 
 from .. import fake_cupy
 from ..emulator.emulator import Array
-from ..fake_device.driver import driven
+from .stub_driver import driven
 
 
 class Room:

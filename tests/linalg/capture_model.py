@@ -1,11 +1,11 @@
-"""A model of stream capture over the fake device, for iterations that are replayed as graphs."""
+"""What solvers capture and launch on a fake card, whose graphs hold addresses and keep no array."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +13,11 @@ import pytest
 pytest.importorskip("cupy")
 
 from bsrgemm import linalg
-from bsrgemm._kernels import driver
-from bsrgemm._kernels import graphs as kernel_graphs
 from bsrgemm.linalg import graphs
 from bsrgemm.linalg.restarted import Space
 from bsrgemm.linalg.steps import BatchConjugate, Biconjugate, Conjugate, MinimalResidual
 
-from .. import fake_device
+from .. import fake_cupy
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -27,45 +25,56 @@ def refuse(*_: Any, **__: Any) -> Any:
 
 
 class Card:
-    """Stream capture over the fake device. A graph calls the function that was captured.
+    """From here on iterations are captured, and the card tells what happens to them.
 
-    While it is captured, nothing may come to the host or go to the device, and dense products are refused as CuPy
-    refuses cuBLAS. What the function computes is undone afterwards: on a card it is recorded and not run.
+    Parameters
+    ----------
+    spoiled : bool
+        Whether captures end with an error of CUDA.
+    refused : bool
+        Whether CuPy refuses a call in each capture.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoiled: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, spoiled: bool = False, refused: bool = False) -> None:
         self.events: list[str] = []
-        self.capturing, self.spoiled, self._monkeypatch = False, spoiled, monkeypatch
-        self.captured: Callable[[], None] | None = None
-        self.device = 0
-        self.runtime = SimpleNamespace(graphLaunch=None, getDevice=lambda: self.device)
-        self.home = SimpleNamespace(
-            ptr=0, is_capturing=lambda: False, synchronize=lambda: self.events.append("synchronize")
-        )
+        self.capturing, self._spoiled, self._refused, self._monkeypatch = False, spoiled, refused, monkeypatch
+        cuda: Any = fake_cupy.xp.cuda  # type: ignore[attr-defined]
+        self._runtime = cuda.runtime
+        # A CuPy without it has no graphs, and solvers make each iteration by calls.
+        monkeypatch.setattr(self._runtime, "graphLaunch", None, raising=False)
         for kind in (Conjugate, MinimalResidual, Biconjugate, BatchConjugate):
             monkeypatch.setattr(kind, "__call__", self._iterating(kind.__call__))
         for name in ("multiply", "orthogonalise"):
             monkeypatch.setattr(Space, name, self._iterating(getattr(Space, name)))
-        monkeypatch.setattr(fake_device.xp, "cuda", self, raising=False)
-        monkeypatch.setattr(kernel_graphs, "cupy", fake_device.xp)
-        monkeypatch.setattr(driver, "stream_number", int)
+        self._noting(cuda.Stream, "synchronize", "synchronize")
+        self._noting(cuda.Stream, "begin_capture", "begin")
+        self._noting(cuda.Stream, "end_capture", "end")
+        self._noting(cuda.Graph, "launch", "launch")
 
     def _iterating(self, call: Any) -> Any:
         def iterate(step: Any, *place: int) -> None:
             if not self.capturing:
                 self.events.append("step")
-                return call(step, *place)
-            parts = [part for x in vars(step).values() for part in (x if isinstance(x, list) else [x])]
-            arrays = [x for x in parts if isinstance(x, fake_device.ndarray)]
-            before = [x._memory.copy() for x in arrays]
-            with self._refusals():
-                call(step, *place)
-            for x, memory in zip(arrays, before, strict=True):
-                x._memory[...] = memory
-            self.captured = lambda: call(step, *place)
-            return None
+            elif self._refused:
+                refuse()
+            call(step, *place)
 
         return iterate
+
+    def _noting(self, kind: Any, name: str, event: str) -> None:
+        """Note the calls that solvers make of a method."""
+        was = getattr(kind, name)
+
+        def call(x: Any, *args: Any, **options: Any) -> Any:
+            found = was(x, *args, **options)
+            if sys._getframe(1).f_code.co_filename == graphs.__file__:
+                self.events.append(event)
+                self.capturing = event == "begin" or (self.capturing and event != "end")
+                if event == "end" and self._spoiled:
+                    raise RuntimeError("cudaErrorStreamCaptureInvalidated\nand more")
+            return found
+
+        self._monkeypatch.setattr(kind, name, call)
 
     def happened(self) -> list[str]:
         """The events since the last time, each once."""
@@ -74,69 +83,25 @@ class Card:
         return found
 
     @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def without_graphs(self) -> Iterator[None]:
+        """Inside, iterations are called; graphs that are kept stay."""
         with self._monkeypatch.context() as patch:
-            for name in ("get", "item", "tolist", "dot", "__bool__", "__int__", "__float__", "__matmul__"):
-                patch.setattr(fake_device.ndarray, name, refuse)
-            for name in ("asarray", "array", "matmul", "stack", "concatenate", "einsum"):
-                patch.setattr(fake_device.xp, name, refuse, raising=False)
-            patch.setattr(fake_device.FakeProducts, "multiply_dense", products_without_reads())
+            patch.delattr(self._runtime, "graphLaunch")
             yield
 
-    def get_current_stream(self) -> Any:
-        return self.home
 
-    def Stream(self, non_blocking: bool) -> Any:
-        assert non_blocking
-        card = self
-
-        class Stream(contextlib.nullcontext):  # type: ignore[type-arg]
-            def begin_capture(self) -> None:
-                card.events.append("begin")
-                card.capturing = True
-
-            def end_capture(self) -> Any:
-                card.events.append("end")
-                card.capturing = False
-                if card.spoiled:
-                    raise RuntimeError("cudaErrorStreamCaptureInvalidated\nand more")
-                return Graph(card.events, card.captured)
-
-        return Stream()
-
-
-class Graph:
-    """Computes what was captured, on the same arrays."""
-
-    def __init__(self, events: list[str], function: Any) -> None:
-        self._events, self._function = events, function
-
-    def launch(self) -> None:
-        self._events.append("launch")
-        self._function()
-
-
-def products_without_reads() -> Any:
-    """The fake device fetches a matrix for a product, which a card does not: that read is allowed."""
-    get, multiply = fake_device.ndarray.__dict__["get"], fake_device.FakeProducts.multiply_dense
-    original = ORIGINAL_GET
-
-    def call(self: Any, product: Any) -> Any:
-        fake_device.ndarray.get = original  # type: ignore[method-assign]
-        try:
-            return multiply(self, product)
-        finally:
-            fake_device.ndarray.get = get  # type: ignore[method-assign]
-
-    return call
-
-
-ORIGINAL_GET = fake_device.ndarray.get
+def may_be_captured_in_a_capture(A: Any) -> bool:
+    """Whether a solver would capture its iterations while the current stream is being captured."""
+    with fake_cupy.xp.cuda.Stream() as stream:  # type: ignore[attr-defined]
+        stream.begin_capture()
+        found = graphs.capturable(fake_cupy.backend(), A, None)
+        stream.end_capture()
+    return found
 
 
 @pytest.fixture(autouse=True)
 def told() -> Any:
-    """A solver that fails must be expected to. Graphs of this model hold their operands, so they are dropped."""
+    """A solver that fails must be expected to."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", linalg.SolverWarning)
         yield

@@ -18,8 +18,10 @@ from bsrgemm._batch import _block_diagonal
 from bsrgemm.linalg import aggregation, krylov, multigrid, operators, smoothers, steps, systems
 from bsrgemm.linalg.graphs import iterations_left
 
-from .. import fake_device
+from .. import fake_cupy
 from .problems import hermitian, laplacian, lopsided, numbers
+
+pytestmark = pytest.mark.fake
 
 
 # ------------------------------------------------------------------------------------------------- arguments
@@ -453,12 +455,12 @@ def test_places_of_blocks_are_counted_in_64_bits(order: str) -> None:
 
 
 def test_a_column_with_nan_is_told_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = fake_device.install()
+    fake = fake_cupy.backend()
     modules = {name: types.ModuleType(name) for name in ("nvmath", "nvmath.sparse", "nvmath.sparse.advanced")}
     modules["nvmath.sparse.advanced"].direct_solver = lambda a, b, **_: b  # type: ignore[attr-defined]
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    A, b = bg.eye(4, blocksize=(2, 2)).to_device("fake"), np.ones((4, 2))
+    A, b = bg.eye(4, blocksize=(2, 2)).to_device("cuda"), np.ones((4, 2))
     np.testing.assert_array_equal(linalg.spsolve(A, fake.from_host(b)).get(), b)
     b[2, 1] = math.nan
     with pytest.raises(ValueError, match="b: wanted finite numbers, got NaN or infinity"):

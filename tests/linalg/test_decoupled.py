@@ -13,9 +13,11 @@ from bsrgemm import linalg
 from bsrgemm.interop import mpi
 from bsrgemm.linalg import aggregation
 
-from .. import fake_device
+from .. import fake_cupy
 from ..interop.ranks import run
 from .problems import numbers, plate
+
+pytestmark = pytest.mark.fake
 
 
 def box(*sides: int) -> tuple[Any, Any]:
@@ -109,7 +111,7 @@ def test_ranks_leave_such_nodes_out_too(size: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_code_runs_on_a_device() -> None:
-    place = fake_device.install()
+    place = fake_cupy.backend()
     A, surface = box(14, 11)
     A, b = linalg.constrain(A, numbers(154), surface)
     want = linalg.smoothed_aggregation(A, max_coarse=10) @ b

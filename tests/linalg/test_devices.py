@@ -12,17 +12,19 @@ from bsrgemm import linalg
 from bsrgemm._backend.registry import by_name
 from bsrgemm.linalg.operators import column_sums
 
-from .. import fake_device
+from .. import fake_cupy
 from .problems import hermitian, laplacian, lopsided, numbers, plate
 
+pytestmark = pytest.mark.fake
+
 #: The model of CuPy's arrays, and a card where there is one.
-DEVICES = [pytest.param("fake", id="fake"), pytest.param("cuda", id="cupy", marks=pytest.mark.gpu)]
+DEVICES = [pytest.param("cuda", id="cuda"), pytest.param("cuda", id="cupy", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Any:
     """The backend of the device."""
-    return fake_device.install() if request.param == "fake" else by_name(request.param)
+    return fake_cupy.backend() if request.param == "cuda" else by_name(request.param)
 
 
 def there(device: Any, A: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Direct solution: SuperLU on the host; cuDSS on a card, and on the fake device with a stand-in for nvmath-python."""
+"""Direct solution: SuperLU on the host; cuDSS on a card, and on a fake card with a stand-in for nvmath-python."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from bsrgemm._backend.registry import by_name
 from bsrgemm.linalg import direct
 
 from .problems import hermitian, lopsided, numbers
+
+pytestmark = pytest.mark.fake
 
 #: What a pivot is at least, over the largest element.
 PIVOT = 1e-13
@@ -59,7 +61,7 @@ def calls(fake: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3)])
 def test_a_system_on_a_device_is_solved_there(fake: Any, calls: Any, dtype: str, shape: tuple[int, ...]) -> None:
     A, b = lopsided(40, dtype), numbers(shape, dtype)
-    x = linalg.spsolve(A.to_device("fake"), fake.from_host(b))
+    x = linalg.spsolve(A.to_device("cuda"), fake.from_host(b))
     assert len(calls) == 1 and fake.is_dense(x) and x.shape == shape and x.dtype == dtype
     tolerance = 1e-3 if x.dtype.itemsize // (1 + (x.dtype.kind == "c")) == 4 else 1e-9
     np.testing.assert_allclose(fake.to_host(x), np.linalg.solve(A.toarray(), b), rtol=tolerance, atol=tolerance)
@@ -69,16 +71,16 @@ def test_rows_by_rows_and_strided_right_hand_sides_are_given_by_columns(fake: An
     A = hermitian(40)
     wide = numbers((40, 6))
     for b in (wide, wide.T.copy().T, wide[:, ::2]):
-        x = linalg.spsolve(A.to_device("fake"), fake.from_host(wide)[:, ::2] if b.shape[1] == 3 else fake.from_host(b))
+        x = linalg.spsolve(A.to_device("cuda"), fake.from_host(wide)[:, ::2] if b.shape[1] == 3 else fake.from_host(b))
         np.testing.assert_allclose(fake.to_host(x), np.linalg.solve(A.toarray(), b), rtol=1e-9)
     before = fake.from_host(wide[:, 0])
-    linalg.spsolve(A.to_device("fake"), before)
+    linalg.spsolve(A.to_device("cuda"), before)
     np.testing.assert_array_equal(fake.to_host(before), wide[:, 0])
-    assert linalg.spsolve(A.to_device("fake"), fake.from_host(wide[:, :0])).shape == (40, 0) and len(calls) == 4
+    assert linalg.spsolve(A.to_device("cuda"), fake.from_host(wide[:, :0])).shape == (40, 0) and len(calls) == 4
 
 
 def test_duplicates_are_added_up_in_a_copy(fake: Any, calls: Any) -> None:
-    twice = bg.bsr_array((np.array([[[3.0]], [[1.0]], [[2.0]]]), [0, 0, 1], [0, 2, 3]), shape=(2, 2)).to_device("fake")
+    twice = bg.bsr_array((np.array([[[3.0]], [[1.0]], [[2.0]]]), [0, 0, 1], [0, 2, 3]), shape=(2, 2)).to_device("cuda")
     x = linalg.spsolve(twice, fake.from_host(np.array([8.0, 6.0])))
     np.testing.assert_allclose(fake.to_host(x), [2.0, 3.0])
     assert len(twice.indices) == 3
@@ -87,7 +89,7 @@ def test_duplicates_are_added_up_in_a_copy(fake: Any, calls: Any) -> None:
 def test_without_nvmath_the_extra_is_named(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvmath", None)
     with pytest.raises(ImportError, match=r'pip install "bsrgemm\[cudss12\]" for CUDA 12, "bsrgemm\[cudss13\]"'):
-        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+        linalg.spsolve(hermitian(8).to_device("cuda"), fake.from_host(np.ones(8)))
     np.testing.assert_allclose(
         linalg.spsolve(hermitian(8), np.ones(8)), np.linalg.solve(hermitian(8).toarray(), np.ones(8))
     )
@@ -102,11 +104,11 @@ def test_without_cudss_the_extra_is_named(fake: Any, calls: Any, monkeypatch: py
 
     monkeypatch.setattr(sys.modules["nvmath.sparse.advanced"], "direct_solver", direct_solver)
     with pytest.raises(ImportError, match="needs cuDSS") as caught:
-        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+        linalg.spsolve(hermitian(8).to_device("cuda"), fake.from_host(np.ones(8)))
     assert caught.value.__cause__ is failure
     failure = ArithmeticError("another one")
     with pytest.raises(ArithmeticError, match="another one"):
-        linalg.spsolve(hermitian(8).to_device("fake"), fake.from_host(np.ones(8)))
+        linalg.spsolve(hermitian(8).to_device("cuda"), fake.from_host(np.ones(8)))
 
 
 def test_cudss_plans_by_the_library_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,14 +134,14 @@ def test_cudss_plans_by_the_library_beside_it(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_wrong_on_a_device_is_told(fake: Any, calls: Any) -> None:
-    A, b = hermitian(8).to_device("fake"), np.ones(8)
-    with pytest.raises(TypeError, match=r"if b is there: got A on 'fake'; take A.get\(\), or b on 'fake'"):
+    A, b = hermitian(8).to_device("cuda"), np.ones(8)
+    with pytest.raises(TypeError, match=r"if b is there: got A on 'cuda'; take A.get\(\), or b on 'cuda'"):
         linalg.spsolve(A, b)
-    with pytest.raises(ValueError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'fake', got \(7,\)"):
+    with pytest.raises(ValueError, match=r"b: wanted a dense array \(8,\) or \(8, k\) on 'cuda', got \(7,\)"):
         linalg.spsolve(A, fake.from_host(b[:7]))
     with pytest.raises(ValueError, match="b: wanted finite numbers"):
         linalg.spsolve(A, fake.from_host(np.array([np.nan] * 8)))
-    singular = bg.bsr_array(np.diag([1.0, 2, 3, 0]), blocksize=(2, 2)).to_device("fake")
+    singular = bg.bsr_array(np.diag([1.0, 2, 3, 0]), blocksize=(2, 2)).to_device("cuda")
     with pytest.raises(
         RuntimeError, match="A: singular, or too badly conditioned for float64: the norm of the residual"
     ):
@@ -147,7 +149,7 @@ def test_what_is_wrong_on_a_device_is_told(fake: Any, calls: Any) -> None:
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("place", ["cpu", "fake"])
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
 def test_numbers_of_b_are_not_narrowed(fake: Any, calls: Any, place: str) -> None:
     """A of integers or reals does not truncate b."""
     A = bg.bsr_array(np.array([[4, 1], [2, 3]]), blocksize=(2, 2))
@@ -160,7 +162,7 @@ def test_numbers_of_b_are_not_narrowed(fake: Any, calls: Any, place: str) -> Non
         x = linalg.spsolve(matrix.to_device(place), given)
         x = x if place == "cpu" else fake.to_host(x)
         np.testing.assert_allclose(x, np.linalg.solve(A.toarray(), b), rtol=1e-12)
-    assert len(calls) == 3 * (place == "fake")
+    assert len(calls) == 3 * (place == "cuda")
 
 
 def test_on_the_host_nan_is_told() -> None:

@@ -17,18 +17,21 @@ from bsrgemm._kernels import driver
 from bsrgemm._products.engine import Prepared
 from bsrgemm.linalg import graphs, multigrid
 
+from .. import fake_cupy
 from .capture_model import Card, refuse, told  # noqa: F401  (fixtures)
 from .problems import numbers, plate
 
 pytest.importorskip("cupy")
 
+pytestmark = pytest.mark.fake
+
 
 class Problem:
-    """A system on the fake device with multigrid, which is changed in one way after the first solve."""
+    """A system on a fake card with multigrid, which is changed in one way after the first solve."""
 
     def __init__(self, fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fake, self.monkeypatch = fake, monkeypatch
-        self.A = plate(8)[0].to_device("fake")
+        self.A = plate(8)[0].to_device("cuda")
         self.M: Any = linalg.smoothed_aggregation(self.A, max_coarse=20)
         self.b: Any = fake.from_host(numbers(128))
         self.x0: Any = None
@@ -42,8 +45,7 @@ class Problem:
 
     def plain(self) -> Any:
         """The solution without graphs; those that are kept stay."""
-        with self.monkeypatch.context() as patch:
-            patch.setattr(self.card.home, "is_capturing", lambda: True)
+        with self.card.without_graphs():
             return self.fake.to_host(self.solve())
 
     def level(self) -> Any:
@@ -178,11 +180,11 @@ def _fewer_levels(p: Problem) -> None:
 
 
 def _stream(p: Problem) -> None:
-    p.card.home.ptr = 1234
+    fake_cupy.xp.cuda.Stream().use()
 
 
 def _device(p: Problem) -> None:
-    p.card.device = 1
+    p.monkeypatch.setattr(fake_cupy.xp.cuda.runtime, "getDevice", lambda: 1)
 
 
 def _minres(p: Problem) -> None:
@@ -280,7 +282,6 @@ def test_a_graph_ends_with_its_preconditioner_or_its_matrix(problem: Problem, ow
         problem.M = None
     problem.solve()
     (kept,) = graphs._graphs.values()
-    kept.captured = problem.card.captured = None  # those of this model hold the operands
     alive = [weakref.ref(x) for x in (problem.A, problem.M) if x is not None]
     arrays = weakref.ref(kept)
     gc.disable()

@@ -12,8 +12,10 @@ from bsrgemm import linalg
 from bsrgemm._backend.base import Blocks
 from bsrgemm.linalg import aggregation, constraints, multigrid, ordering, triangular
 
-from .. import fake_device
+from .. import fake_cupy
 from .problems import hermitian, numbers
+
+pytestmark = pytest.mark.fake
 
 ROOMS = ("/bsrgemm/linalg/", "/bsrgemm/interop/", "/bsrgemm/_batch.py")
 
@@ -26,9 +28,9 @@ def _checks(dtype: Any, other: Any) -> None:
 
 
 def widening(place: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that gives a matrix index arrays of 64 bits; on the fake device they are watched."""
-    fake = fake_device.install()
-    kind = fake_device.ndarray
+    """A function that gives a matrix index arrays of 64 bits; on a fake card they are watched."""
+    fake = fake_cupy.backend()
+    kind = fake_cupy.ndarray
     astype, setitem, cumsum = kind.astype, kind.__setitem__, fake.xp.cumsum
 
     def watched_astype(self: Any, dtype: Any, *args: Any, **options: Any) -> Any:
@@ -57,13 +59,13 @@ def widening(place: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-@pytest.fixture(params=["fake", "cpu"])
+@pytest.fixture(params=["cuda", "cpu"])
 def wide(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     return widening(request.param, monkeypatch)
 
 
 def on_host(x: Any) -> Any:
-    return x.get() if isinstance(x, fake_device.ndarray) else x
+    return x.get() if isinstance(x, fake_cupy.ndarray) else x
 
 
 def test_nodes_are_counted_in_64_bits(wide: Any) -> None:

@@ -4,13 +4,19 @@ Errors are made one at a time in a copy of the tree, by rule. For each, the test
 until the first failure. An error that makes an import or a compilation fail is not counted, and another one is drawn.
 Printed are those that no test noticed; some of them change no result, which only a reader can tell. With ``--at-once``
 several errors are tried at a time, each in a copy of its own; the errors and what is said of them stay the same.
+
+First all tests run once without errors, to learn which of them execute the changed lines. ``--map FILE`` keeps what
+they told, for the next run with these errors on the same sources. With ``--minutes`` a run ends in time: errors that
+were not tried are not counted, and FILE of ``--json`` has at each moment what is known.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import hashlib
 import json
+import math
 import os
 import py_compile
 import random
@@ -56,8 +62,16 @@ TESTS = {
 }
 #: Compiles, hashes or reads the sources without executing them.
 NEVER = "tests/kernels/test_compile.py"
-#: The seconds that tests may take: as many times as long as usual, and so many more. The machine may be busy.
-_TIMES, _MORE = 20, 120
+#: The seconds that tests may take: so many, and so many more than many times as long as usual. The machine may be busy.
+_TIMES, _MORE, _MOST_MORE = 20, 120, 480
+#: Of the minutes of a run, the part that the tests without errors may take.
+_FOR_THE_MAP = 0.6
+
+
+def allowed(tests: list[Test]) -> float:
+    """The seconds that tests may take with an error in the package."""
+    usual = sum(test.seconds for test in tests)
+    return _MORE + max(3 * usual, min(_TIMES * usual, _MOST_MORE))
 
 
 @dataclass(frozen=True)
@@ -125,13 +139,55 @@ def ordered(tests: list[Test], file: str) -> list[Test]:
     return sorted(ranked, key=lambda t: t.name != first[t.name.split("[")[0]])
 
 
+def tree(root: Path) -> list[str]:
+    """The files of the tree: those that git knows, or all that are not hidden where there is no repository."""
+    command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    found = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return sorted(str(path) for path in found if not any(x[0] == "." or x == "__pycache__" for x in path.parts))
+
+
+def digest(root: Path) -> str:
+    """What the tests and all that they test are made of."""
+    names = sorted(name for name in tree(root) if name.startswith(("bsrgemm/", "cuda/", "tests/")))
+    parts = (name.encode() + (root / name).read_bytes() for name in names if (root / name).is_file())
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+@dataclass(frozen=True)
+class Map:
+    """The tests that pass without errors, and by what they execute; whether all of them ran."""
+
+    tests: list[Test]
+    complete: bool
+
+    @classmethod
+    def read(cls, file: Path | None, root: Path, wanted: set[str], every: list[str]) -> Map | None:
+        """What an earlier run has written, if it holds for these sources, lines and files of tests."""
+        if file is None or not file.exists():
+            return None
+        found = json.loads(file.read_text())
+        if (
+            found["digest"] != digest(root)
+            or not wanted <= set(found["wanted"])
+            or not set(every) <= set(found["files"])
+        ):
+            return None
+        return cls([Test(name, seconds, frozenset(seen)) for name, seconds, seen in found["tests"]], True)
+
+    def write(self, file: Path, root: Path, wanted: set[str], every: list[str]) -> None:
+        tests = [(test.name, test.seconds, sorted(test.seen)) for test in self.tests]
+        about = {"digest": digest(root), "wanted": sorted(wanted), "files": every, "tests": tests}
+        file.write_text(json.dumps(about))
+
+
 class Copy:
     """A copy of the tree in which tests run."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root, self.asked = folder / "tree", folder / "asked"
-        command = ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard"]
-        for name in subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines():
+        for name in tree(root):
             if (root / name).is_file():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(root / name, self.root / name)
@@ -155,35 +211,127 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def passing(self, names: list[str], wanted: set[str], workers: str) -> list[Test]:
+    def passing(self, names: list[str], wanted: set[str], workers: str, seconds: float | None) -> Map:
         """The tests of some files that pass, with those of the wanted lines and kernels that they execute."""
         lines: dict[str, list[int]] = {}
         for file, _, line in (place.partition(":") for place in wanted if ":" in place):
             lines.setdefault(file, []).append(int(line))
-        self.pytest({"lines": lines}, ["-n", workers, *names])
+        status = self.pytest({"lines": lines}, ["-n", workers, *names], seconds)
         found: dict[str, list[Any]] = {}
         for path in self.asked.parent.glob("asked.*.answer"):
             found |= json.loads(path.read_text())
-        return [Test(name, seconds, frozenset(seen)) for name, (how, seconds, seen) in found.items() if how == "passed"]
+        tests = [Test(name, took, frozenset(seen)) for name, (how, took, seen) in found.items() if how == "passed"]
+        return Map(tests, status is not None)
 
-    def tried(self, error: rules.Error, tests: list[Test]) -> tuple[str, str]:
-        """Put one error in, run the tests, take it out again: "noticed", "survived" or "trivial", and by what."""
+    def tried(self, error: rules.Error, tests: list[Test], left: float) -> tuple[str, str]:
+        """Put one error in, run the tests, take it out again: the outcome, and by what.
+
+        It is "noticed", "survived", "trivial", or "untried" if so many seconds are too few.
+        """
         path, answer = self.root / error.file, self.asked.with_suffix(".answer")
         text = path.read_text(encoding="utf-8")
         answer.unlink(missing_ok=True)
         paths = list(dict.fromkeys(test.name.split("::")[0] for test in tests))
         try:
             path.write_text(error.applied(text), encoding="utf-8")
-            seconds = _MORE + _TIMES * sum(test.seconds for test in tests)
+            seconds = min(allowed(tests), max(1.0, left))
             status = self.pytest({"tests": [test.name for test in tests]}, ["-x", "-n", "0", *paths], seconds)
         finally:
             path.write_text(text, encoding="utf-8")
         found = json.loads(answer.read_text()) if answer.exists() else {}
         if status is None:
-            return "noticed", "it does not end in time"
+            return ("untried", "no time left") if seconds < allowed(tests) else ("noticed", "it does not end in time")
         if found.get("trivial") or not (found.get("ran") or found.get("by")):
             return "trivial", "import or compilation"
         return ("noticed", str(found["by"] or status)) if status else ("survived", f"{found['ran']} tests ran")
+
+
+class Run:
+    """Errors that are tried one after the other, some at a time, and what is found."""
+
+    def __init__(self, root: Path, options: argparse.Namespace, errors: list[rules.Error]) -> None:
+        self.root, self.options, self.errors = root, options, errors
+        self.end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+        self.files_of = {file: options.tests or tests_of(root, file) for file in {error.file for error in errors}}
+        self.wanted = {error: places(root, error) for error in errors}
+        self.found: list[dict[str, Any]] = []
+        self.copies = SimpleQueue[Copy]()
+        self.map = Map([], True)
+
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.end - time.monotonic()
+
+    def learn(self) -> None:
+        """Find the tests of all errors, from a file or by running the tests without errors."""
+        every = list(dict.fromkeys(name for names in self.files_of.values() for name in names))
+        wanted, file = set[str]().union(*self.wanted.values()), self.options.map
+        known = Map.read(file, self.root, wanted, every)
+        if known is not None:
+            self.map = known
+            print(f"without errors: {len(known.tests)} tests pass, as {file} says", flush=True)
+            return
+        print(f"without errors: {len(every)} files of tests", flush=True)
+        start, copy = time.monotonic(), self.copies.get()
+        seconds = None if math.isinf(self.end) else _FOR_THE_MAP * self.left()
+        self.map = copy.passing(every, wanted, self.options.workers, seconds)
+        if not self.map.tests and self.map.complete:
+            raise SystemExit(f"no test passes without errors: {copy.asked.with_suffix('.log').read_text()[-2000:]}")
+        self.copies.put(copy)
+        took, rest = time.monotonic() - start, "" if self.map.complete else "; the time was too short for the others"
+        print(f"without errors: {len(self.map.tests)} tests pass, in {took:.0f} s{rest}", flush=True)
+        if file is not None and self.map.complete:
+            self.map.write(file, self.root, wanted, every)
+
+    def tried(self, error: rules.Error) -> dict[str, Any]:
+        """What becomes of an error."""
+        files, lines, start = self.files_of[error.file], self.wanted[error], time.monotonic()
+        able = [t for t in self.map.tests if t.name.split("::")[0] in files and t.seen & lines]
+        outcome, by = ("survived", "no test executes it") if self.map.complete else ("untried", "its tests did not run")
+        if self.left() <= 0:
+            outcome, by = "untried", "no time left"
+        elif able:
+            copy = self.copies.get()
+            outcome, by = copy.tried(error, ordered(able, error.file), self.left())
+            self.copies.put(copy)
+        text, seconds = (self.root / error.file).read_text(encoding="utf-8"), time.monotonic() - start
+        old, new = (x.splitlines() for x in (text, error.applied(text)))
+        difference = list(unified_diff(old, new, error.file, error.file, n=2, lineterm=""))
+        return {
+            "outcome": outcome, "file": error.file, "line": error.lines[0], "rule": error.rule, "by": by,
+            "seconds": round(seconds, 1), "difference": difference,
+        }  # fmt: skip
+
+    def all(self) -> None:
+        """Try as many errors as are counted, and another one for each that is trivial."""
+        with ThreadPoolExecutor(self.options.at_once) as pool:
+            left = iter(self.errors)
+            running = deque(pool.submit(self.tried, error) for error in islice(left, self.options.count))
+            while running:
+                one = running.popleft().result()
+                self.found.append(one)
+                print("{outcome}: {file}:{line}, {rule}: {by}".format_map(one), flush=True)
+                if one["outcome"] == "survived":
+                    print("\n".join(one["difference"]), flush=True)
+                elif one["outcome"] == "trivial":
+                    running.extend(pool.submit(self.tried, error) for error in islice(left, 1))
+                self.write()
+
+    def outcomes(self) -> Counter[str]:
+        return Counter(one["outcome"] for one in self.found)
+
+    def write(self) -> None:
+        """Write what is known by now."""
+        if self.options.json is not None:
+            asked = {"seed": self.options.seed, "count": self.options.count, "paths": self.options.paths}
+            known = {"outcomes": self.outcomes(), "score": self.score(), "errors": self.found}
+            self.options.json.write_text(json.dumps(asked | known, indent=1))
+
+    def score(self) -> float | None:
+        """The part of the errors that were noticed, in percent; None if none was tried."""
+        outcomes = self.outcomes()
+        tried = outcomes["noticed"] + outcomes["survived"]
+        return round(100 * outcomes["noticed"] / tried, 1) if tried else None
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -194,56 +342,21 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--tests", nargs="+", help="these files of tests in place of those of the sources")
     parser.add_argument("--workers", default="auto", help="processes of pytest in the run without errors")
     parser.add_argument("--at-once", type=int, default=1, metavar="N", help="errors that are tried at a time")
+    parser.add_argument("--minutes", type=float, metavar="M", help="the run ends then; default: with the last error")
+    parser.add_argument("--map", type=Path, metavar="FILE", help="keeps which tests execute the changed lines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where what was found is written, too")
     options = parser.parse_args(arguments)
     candidates = drawn(root, files(root, options.paths), random.Random(options.seed))
-    errors = list(islice(candidates, 2 * options.count))  # some are trivial
-    found: list[dict[str, Any]] = []
+    run = Run(root, options, list(islice(candidates, 2 * options.count)))  # some are trivial
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        copies = SimpleQueue[Copy]()
         for number in range(options.at_once):
-            copies.put(Copy(root, Path(folder) / str(number)))
-        files_of = {file: options.tests or tests_of(root, file) for file in {error.file for error in errors}}
-        wanted = {error: places(root, error) for error in errors}
-        every = list(dict.fromkeys(name for names in files_of.values() for name in names))
-        print(f"without errors: {len(every)} files of tests", flush=True)
-        copy = copies.get()
-        tests = copy.passing(every, set[str]().union(*wanted.values()), options.workers)
-        if not tests:
-            raise SystemExit(f"no test passes without errors: {copy.asked.with_suffix('.log').read_text()[-2000:]}")
-        copies.put(copy)
-
-        def tried(error: rules.Error) -> dict[str, Any]:
-            able = [t for t in tests if t.name.split("::")[0] in files_of[error.file] and t.seen & wanted[error]]
-            outcome, by, start = "survived", "no test executes it", time.monotonic()
-            if able:
-                copy = copies.get()
-                outcome, by = copy.tried(error, ordered(able, error.file))
-                copies.put(copy)
-            text, seconds = (root / error.file).read_text(encoding="utf-8"), time.monotonic() - start
-            old, new = (x.splitlines() for x in (text, error.applied(text)))
-            difference = list(unified_diff(old, new, error.file, error.file, n=2, lineterm=""))
-            return {
-                "outcome": outcome, "file": error.file, "line": error.lines[0], "rule": error.rule, "by": by,
-                "seconds": round(seconds, 1), "difference": difference,
-            }  # fmt: skip
-
-        with ThreadPoolExecutor(options.at_once) as pool:
-            left = iter(errors)
-            running = deque(pool.submit(tried, error) for error in islice(left, options.count))
-            while running:
-                one = running.popleft().result()
-                found.append(one)
-                print("{outcome}: {file}:{line}, {rule}: {by}".format_map(one), flush=True)
-                if one["outcome"] == "survived":
-                    print("\n".join(one["difference"]), flush=True)
-                elif one["outcome"] == "trivial":
-                    running.extend(pool.submit(tried, error) for error in islice(left, 1))
-    outcomes = Counter(one["outcome"] for one in found)
-    if options.json is not None:
-        asked = {"seed": options.seed, "count": options.count, "paths": options.paths}
-        options.json.write_text(json.dumps(asked | {"outcomes": outcomes, "errors": found}, indent=1))
-    print(f"{outcomes['noticed'] + outcomes['survived']} errors, {outcomes['survived']} of them not noticed")
+            run.copies.put(Copy(root, Path(folder) / str(number)))
+        run.learn()
+        run.all()
+    outcomes = run.outcomes()
+    untried = f", {outcomes['untried']} more were not tried" if outcomes["untried"] else ""
+    tried = outcomes["noticed"] + outcomes["survived"]
+    print(f"{tried} errors, {outcomes['survived']} of them not noticed: {run.score()} % noticed{untried}")
     return 1 if outcomes["survived"] else 0
 
 

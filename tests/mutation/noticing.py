@@ -13,6 +13,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,8 @@ import pytest
 from hypothesis import Phase, settings
 
 _MOST_BYTES = 12 << 30
+#: How often what is known by now is written.
+_SECONDS = 20
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +42,7 @@ class Passing:
         self.codes: dict[Any, set[int]] = {}
         self.seen = set[str]()
         self.tests: dict[str, list[Any]] = {}
+        self.written = time.monotonic()
 
     def pytest_collection_finish(self) -> None:
         emulator = None
@@ -82,6 +86,8 @@ class Passing:
             sys.settrace(None)
             threading.settrace(None)
             self.tests[item.nodeid][2] = sorted(self.seen)
+            if time.monotonic() - self.written > _SECONDS:  # the process may be ended before it is through
+                self.pytest_sessionfinish()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.nodeid in self.tests:
@@ -90,7 +96,11 @@ class Passing:
                 self.tests[report.nodeid][0] = report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        self.path.with_suffix(f".{os.getpid()}.answer").write_text(json.dumps(self.tests))
+        answer = self.path.with_suffix(f".{os.getpid()}.answer")
+        whole = answer.with_suffix(".part")
+        whole.write_text(json.dumps(self.tests))
+        whole.replace(answer)
+        self.written = time.monotonic()
 
 
 class Noticing:

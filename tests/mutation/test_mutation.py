@@ -75,20 +75,47 @@ def test_good():
 """
 
 
-@pytest.mark.parametrize("at_once", ["1", "2"])
-def test_errors_in_tested_lines_are_noticed_and_others_survive(at_once: str, tmp_path: Path, capsys: Any) -> None:
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small package with its tests."""
     plugin = {f"tests/mutation/{p.name}": p.read_text() for p in Path(__file__).parent.glob("[!t]*.py")}
     texts = {"bsrgemm/module.py": MODULE, "tests/test_module.py": TESTS, "tests/__init__.py": "", "pyproject.toml": ""}
     for name, text in (texts | {"bsrgemm/__init__.py": ""} | plugin).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    asked = ["--count", "9", "--tests", "tests/test_module.py", "--workers", "0", "--at-once", at_once]
-    assert main([*asked, "--json", str(tmp_path / "found.json")], tmp_path) == 1
+    return tmp_path
+
+
+ASKED = ["--count", "9", "--tests", "tests/test_module.py", "--workers", "0"]
+
+
+@pytest.mark.parametrize("at_once", ["1", "2"])
+def test_errors_in_tested_lines_are_noticed_and_others_survive(at_once: str, tree: Path, capsys: Any) -> None:
+    subprocess.run(["git", "init", "-q", tree], check=True)
+    assert main([*ASKED, "--at-once", at_once, "--json", str(tree / "found.json")], tree) == 1
     said = capsys.readouterr().out
     assert "noticed: bsrgemm/module.py:3, operator: tests/test_module.py::test_good" in said
     assert "survived: bsrgemm/module.py:11, operator: no test executes it" in said
-    assert "survived: bsrgemm/module.py:7, " in said and said.endswith("3 errors, 2 of them not noticed\n")
-    found = json.loads((tmp_path / "found.json").read_text())
+    assert "survived: bsrgemm/module.py:7, " in said and said.endswith(
+        "3 errors, 2 of them not noticed: 33.3 % noticed\n"
+    )
+    found = json.loads((tree / "found.json").read_text())
     assert [x["outcome"] for x in found["errors"]].count("survived") == found["outcomes"]["survived"] == 2
     assert all(f"{x['outcome']}: {x['file']}:{x['line']}, {x['rule']}: {x['by']}\n" in said for x in found["errors"])
+
+
+def test_a_run_ends_in_time_and_says_what_it_knows(tree: Path, capsys: Any) -> None:
+    """Here there is no repository, as where a tree was copied to."""
+    assert main([*ASKED, "--minutes", "0.0001", "--json", str(tree / "found.json")], tree) == 0
+    assert capsys.readouterr().out.endswith("0 errors, 0 of them not noticed: None % noticed, 3 more were not tried\n")
+    found = json.loads((tree / "found.json").read_text())
+    assert found["outcomes"] == {"untried": 3} and found["score"] is None
+
+
+def test_what_tests_execute_is_remembered_for_the_same_sources(tree: Path, tmp_path: Path, capsys: Any) -> None:
+    asked = [*ASKED, "--map", str(tmp_path / "map.json")]
+    for text, remembered in (("", False), ("", True), ("# another source", False)):
+        (tree / "bsrgemm/module.py").write_text(MODULE + text)
+        assert main(asked, tree) == 1
+        said = capsys.readouterr().out
+        assert ("1 tests pass, as " in said) == remembered and said.endswith("33.3 % noticed\n")

@@ -12,7 +12,9 @@ from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 from bsrgemm import dtypes
 from bsrgemm.dtypes import BFLOAT16, FLOAT8, FLOAT16
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 ON_DEVICE = (
     "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -102,5 +104,5 @@ def test_a_number_of_python_takes_the_dtype_of_a_bfloat16_array_and_a_scalar_of_
 
 
 def test_a_number_on_a_device_is_asked_for_its_dtype_alone() -> None:
-    x = fake_device.xp.asarray(np.float64(1))
+    x = fake_cupy.xp.asarray(np.float64(1))
     assert dtypes.scalar_result_dtype(BFLOAT16, x) == np.float64

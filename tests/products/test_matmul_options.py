@@ -41,6 +41,8 @@ from ..strategies import (
     spreads_for,
 )
 
+pytestmark = pytest.mark.fake
+
 BATCHES = (0, 1, 2, 5)
 WIDTHS = (0, 1, 3, 17)
 
@@ -132,9 +134,9 @@ def test_a_batch_may_be_one_matrix_many_times(place: Place) -> None:
 # ----------------------------------------------------------------------------------------------- precision
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What the fake device is asked for, with CUPY_TF32 unset."""
+    """What a card is asked for, with CUPY_TF32 unset."""
     seen: list[Any] = []
-    engine = ENGINES.of(Place("fake").backend)
+    engine = ENGINES.of(Place("cuda").backend)
     multiply = engine.multiply_dense
 
     def spy(call: ProductCall) -> None:
@@ -149,7 +151,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def _operands(dtype: Any, other: Any = None) -> tuple[Any, Any]:
-    place = Place("fake")
+    place = Place("cuda")
     A = bg.bsr_array(place.put(np.eye(4, dtype=dtype)), blocksize=(2, 2))
     return A, place.put(np.ones((4, 3), other or dtype))
 
@@ -191,7 +193,7 @@ def test_an_environment_variable_that_is_no_number_is_named(asked: list[Any], mo
 
 
 def test_a_dtype_that_one_home_holds_is_refused_by_another() -> None:
-    long_double, fake = np.dtype("g"), Place("fake").backend
+    long_double, fake = np.dtype("g"), Place("cuda").backend
     for _ in range(2):
         _check_held(long_double, numpy_backend.HOST, "B")
         with pytest.raises(TypeError, match="B: does not support dtype"):

@@ -15,7 +15,9 @@ import bsrgemm as bg
 from bsrgemm._products import matmul as matmul_module
 from bsrgemm.dtypes import BFLOAT16
 
-from .. import fake_device
+from .. import fake_cupy
+
+pytestmark = pytest.mark.fake
 
 A = bg.bsr_array(np.arange(24.0).reshape(4, 6), blocksize=(2, 3))
 I = A.astype(np.int64)  # noqa: E741
@@ -404,7 +406,7 @@ def sampled(**options: Any) -> Any:
 
 
 def elsewhere() -> Any:
-    return A.to_device(fake_device.install().name)
+    return A.to_device(fake_cupy.backend().name)
 
 
 @pytest.mark.parametrize("case", REFUSED)

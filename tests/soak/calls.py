@@ -121,7 +121,7 @@ class Call:
             "numbers": o.dtype != BOOL,
             "inexact": o.dtype in INEXACT,
             "floats": kind == "f",
-            "attention": kind == "f" and o.place.name != "fake",  # which has no attention
+            "attention": kind == "f" and not o.place.is_fake,  # where it would take long
             "decode": o.dtype.itemsize == 2 or o.place.is_host,
             "real": kind != "c",
             "ordered": kind in "fiu",

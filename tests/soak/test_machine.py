@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
         """Threads, each on a stream of its own, take products of matrices that all share."""
         errors: list[BaseException] = []
         start, streams = threading.Barrier(_THREADS), [contextlib.nullcontext()] * _THREADS
-        if not self.place.is_host and self.place.name == "cuda":
+        if not self.place.is_host:
             import cupy
 
             streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(_THREADS)]
@@ -155,7 +155,7 @@ class Machine(RuleBasedStateMachine):
         if errors:
             raise errors[0]
 
-    @precondition(lambda self: self.place.name == "cuda")
+    @precondition(lambda self: self.place.name == "cuda" and not self.place.is_fake)
     @rule(A=matrices, seed=st.integers(0, 999))
     def replayed(self, A: Pair, seed: int) -> None:
         """A graph of a product and an attention is captured once and replayed after all values have changed."""
@@ -191,10 +191,11 @@ def test_any_sequence_of_calls_gives_what_numpy_gives(place: Place) -> None:
         pass
 
     Here.place = place
+    few = {"max_examples": 4} if place.is_fake and not LONG else {}  # whose kernels are emulated
     size: dict[str, Any] = (
         {"max_examples": 2000, "stateful_step_count": 50} if LONG else {"max_examples": 25, "stateful_step_count": 15}
     )
-    run_state_machine_as_test(Here, settings=settings(**size))
+    run_state_machine_as_test(Here, settings=settings(**(size | few)))
 
 
 @each_place

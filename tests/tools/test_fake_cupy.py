@@ -103,6 +103,15 @@ def test_memory_of_a_pool_is_given_to_others_when_the_pool_is_gone(cupy: Any) ->
     assert cupy.zeros(100).data.ptr == address
 
 
+def test_a_pool_of_a_closed_card_gives_no_memory() -> None:
+    """Somebody who keeps it beyond its test is told so, and does not end the process."""
+    with installed(Card()) as cupy:
+        pool = cupy.cuda.MemoryPool()
+        pool.malloc(64)  # is free again, and is not mapped any more when the card is closed
+    with pytest.raises(RuntimeError, match=r"64 bytes are wanted of card \d+, which is closed"):
+        pool.malloc(64)
+
+
 def test_bystanders_notice_who_writes_into_freed_memory(cupy: Any, card: Card) -> None:
     address = cupy.zeros(100).data.ptr
     others = Bystanders(card.heap)

@@ -43,8 +43,8 @@ def ones(place: Place, *shape: int, dtype: Any = np.float64) -> Any:
 
 
 def elsewhere(place: Place) -> Place:
-    """Another backend than this one: the host, or the fake device."""
-    return Place("fake" if place.is_host else "cpu")
+    """Another backend than this one: the host, or a card."""
+    return Place("cuda" if place.is_host else "cpu")
 
 
 def assign(A: Any, key: Any, value: Any) -> None:

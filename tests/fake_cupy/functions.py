@@ -1,4 +1,4 @@
-"""The functions of `xp`: their names, parameters and dtypes are those of CuPy."""
+"""The functions of `cupy` that the package calls: their names, parameters and dtypes are those of CuPy."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FUNCTIONS = {
     "zeros_like": "a dtype order subok shape",
 }
 
-#: Functions of `xp.linalg`, each of an array alone. CuPy does not raise for singular matrices, and leaves open what
+#: Functions of `cupy.linalg`, each of an array alone. CuPy does not raise for singular matrices, and leaves open what
 #: their inverses hold: here NumPy raises. float16 is refused by both, bfloat16 by the fake alone.
 LINALG = ("inv", "slogdet")
 
@@ -316,12 +316,6 @@ def _power_operands(base: Any, exponent: Any) -> list[Any]:
     return [base, exponent]
 
 
-for _name in UFUNCS:
-    setattr(xp, _name, _ufunc(_name))
-for _name in FUNCTIONS:
-    setattr(xp, _name, _with_cupy_signature(_name, _SPECIAL.get(_name) or _plain(_name)))
-
-
 def _linalg(name: str) -> Callable[[Any], Any]:
     def function(a: Any) -> Any:
         result = _compute(getattr(np.linalg, name), _array(a))
@@ -330,5 +324,12 @@ def _linalg(name: str) -> Callable[[Any], Any]:
     return function
 
 
-for _name in LINALG:
-    setattr(xp.linalg, _name, _linalg(_name))
+def offered() -> dict[str, Callable[..., Any]]:
+    """All functions by their names."""
+    found = {name: _ufunc(name) for name in UFUNCS}
+    return found | {name: _with_cupy_signature(name, _SPECIAL.get(name) or _plain(name)) for name in FUNCTIONS}
+
+
+def offered_in_linalg() -> dict[str, Callable[..., Any]]:
+    """The functions of `cupy.linalg`."""
+    return {name: _linalg(name) for name in LINALG}
