@@ -142,7 +142,7 @@ class Mend(Dense, source="mend.cu", argument=arguments.mend, needs="sm_80"):
 
 @lru_cache(maxsize=256)
 def _divisor(columns: int, size: int) -> int:
-    """The most elements, in lines of 16 n bytes between about 100 and 1,000, that divide so many; all if there are none.
+    """The most elements, in lines of 16 n bytes from about 100 to 1,000, that divide so many; all if there are none.
 
     Multiples of 16 elements are preferred, since more kernels take them.
 
