@@ -17,7 +17,7 @@ import numpy as np
 
 import bsrgemm as bg
 
-from .cases.attention import Attention
+from .cases.attention import Attention, Gradients
 from .cases.case import Case, Error, Peer, Ready
 from .cases.products import _BATCH
 from .checks import TOLERANCE, Seen, signs, with_signs
@@ -39,6 +39,8 @@ _NO_ALTERNATIVES = {"any order", "forward pass", "portable", "portable, any orde
 _CSR_BLOCK, _CSR_COLUMNS, _CSR_MOST = 16, 64, 1 << 30
 #: Elements between the rows of an operand with padded rows
 _GAP = 16
+#: Kinds of attention that tensor cores compute
+_ON_TENSOR_CORES = ("float16", "bfloat16", "e4m3")
 #: Rows of a sampled product that are compared
 _ROWS_CHECKED = 256
 
@@ -75,13 +77,13 @@ class Cell:
     @property
     def work(self) -> float:
         """The work of the case over that of its friend: operations or bytes, whichever is more."""
-        return max(self.case.flops / self.friend.flops, self.case.moved / self.friend.moved)
+        return max(_operations(self.case) / _operations(self.friend), self.case.moved / self.friend.moved)
 
     def share(self, seconds: float) -> float:
         """The share of the friend's seconds that the case may take; of a launch nothing is saved by less work.
 
-        >>> case = AttentionCell(1, 2, 64, 32)
-        >>> cell = Cell("attention", case, replace(case, head_dim=64), launch=8e-6)
+        >>> case = AttentionCell(1, 2, 64, 64)
+        >>> cell = Cell("attention", case, replace(case, head_dim=128), launch=8e-6)
         >>> cell.work, cell.share(8e-6), cell.share(16e-6), round(cell.share(8e-3), 2)
         (0.5, 1.0, 0.75, 0.5)
         """
@@ -94,6 +96,18 @@ class Cell:
         if self.friend != self.case:
             found.peers[FRIENDLY] = lambda: Peer(self.friend.ready(place).call, judged=False)
         return found
+
+
+def _operations(case: Case) -> float:
+    """Operations of a case. The exponential of a score takes as long as its products with 64 columns on tensor cores.
+
+    >>> [_operations(AttentionCell(1, 1, 64, D)) / 64**2 for D in (32, 64, 128)]
+    [256.0, 256.0, 512.0]
+    """
+    of = case.of if isinstance(case, Gradients) else case
+    if not isinstance(of, Attention) or of.kind not in _ON_TENSOR_CORES:
+        return case.flops
+    return case.flops * max(1.0, 64 / of.head_dim)
 
 
 # ------------------------------------------------------------------------------------------ operands

@@ -356,11 +356,7 @@ struct Consumer {
   }
   // Adds the sums of splits for lines of a tile, if this is what was claimed; they have arrived.
   __device__ __forceinline__ void join(const SplitTile& x) {
-    if (x.join < 0) return;
-    const int end = min(x.join + problem.splits.lines, x.lines);
-#pragma unroll 1
-    for (int line = x.join + warp(); line < end; line += 4 * kConsumers * kOwnLines)
-      join_lines(problem, x, line, 4 * kConsumers, shared.weights[warp()]);
+    if (x.join >= 0) join_tile(problem, x, shared.weights[warp()]);
   }
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;
@@ -522,13 +518,8 @@ struct Consumer {
   __device__ __forceinline__ Two close() {
     const SplitTile& x = shared.tiles[(tile - 1) % kTiles];
     row_sum = over_quad_sum(row_sum);
-    if constexpr (kSplits) {
-      const int line = warp() * 16 + lane() / 4;
-      if (lane() % 4 == 0) {
-        if (line < x.lines) *end_of(problem.splits, x.slot, x.split, line) = make_float2(row_max.x, row_sum.x);
-        if (line + 8 < x.lines) *end_of(problem.splits, x.slot, x.split, line + 8) = make_float2(row_max.y, row_sum.y);
-      }
-    } else if (a().lse && lane() % 4 == 0) {
+    if constexpr (kSplits) store_ends(problem.splits, x, warp() * 16 + lane() / 4, row_max, row_sum);
+    else if (a().lse && lane() % 4 == 0) {
       const int row = x.row + warp() * 16 + lane() / 4;
       if (row < x.rows) a().lse[lse_place(x, row)] = (row_max.x + log2_of(row_sum.x)) * 0.6931471805599453f;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (row_max.y + log2_of(row_sum.y)) * 0.6931471805599453f;
@@ -561,7 +552,7 @@ struct Consumer {
       }
       bad_x &= 0x7fff7fffu, bad_y &= 0x7fff7fffu;
     } else {
-      Out* out = out_at(x, row);
+      Out* out = out_at(a(), x, row);
 #pragma unroll
       for (int j = 0; j < kAccum; ++j) {
         const int d = j / 4 * 8 + lane() % 4 * 2 + j % 2, down = j / 2 % 2 * 8;
@@ -576,55 +567,20 @@ struct Consumer {
     if (rows | lower) repair(x, rows, lower);
     if constexpr (kStaged) {
       if (is_sent(a(), x, warpgroup())) proxy_fence();
-      else copy_out(x);
+      else copy_out(a(), x, shared.q[(tile - 1) % kQueries]);
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
   // The same for a split: its sums go to global memory, where they will be added.
   __device__ __forceinline__ void finish_split(const SplitTile& x, Two by) {
-    const int line = warp() * 16 + lane() / 4;
-    u32 bad[2] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const f32 factor = half ? by.y : by.x;
-      f32* to = sums_of(problem.splits, x.slot, x.split, line + half * 8) + lane() % 4 * 2;
-#pragma unroll
-      for (int j = 0; j < kValueDim / 8; ++j) {
-        const f32 first = accum[4 * j + half * 2] * factor, second = accum[4 * j + half * 2 + 1] * factor;
-        bad[half] |= !(first * 0.f == 0.f && second * 0.f == 0.f);
-        if (line + half * 8 < x.lines) *reinterpret_cast<float2*>(to + j * 8) = make_float2(first, second);
-      }
-    }
-    const u32 upper = __ballot_sync(0xffffffffu, bad[0] && line < x.lines);
-    const u32 lower = __ballot_sync(0xffffffffu, bad[1] && line + 8 < x.lines);
+    const u32 upper = store_sums<0>(problem.splits, x, warp() * 16 + lane() / 4, accum, by.x);
+    const u32 lower = store_sums<1>(problem.splits, x, warp() * 16 + lane() / 4, accum, by.y);
     if (upper | lower) repair(x, upper, lower);
     leave_sums(a(), x.slot);
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
   static constexpr bool kStaged = sizeof(Out) == 2;
-  // The address of column d of a line of the result, within the 8 columns that are contiguous.
-  __device__ __forceinline__ u32 staged(int line, int d) const {
-    return shared_address(shared.q[(tile - 1) % kQueries]) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 +
-           d % 8 * 2;
-  }
-  __device__ __forceinline__ Out* out_at(const Tile& x, int row) const {
-    return a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
-  }
-  // Stores a warp's 16 rows element by element, where TMA cannot.
-  __device__ __forceinline__ void copy_out(const Tile& x) {
-    __syncwarp();
-    const int first = warp() * 16;
-#pragma unroll 1
-    for (int line = first; line < min(first + 16, x.rows - x.row); ++line) {
-      Out* out = out_at(x, x.row + line);
-#pragma unroll 1
-      for (int d = lane(); d < a().value_dim; d += 32) {
-        u16 bits;
-        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(staged(line, d)) : "memory");
-        out[d * a().o_strides.column] = *reinterpret_cast<const Out*>(&bits);
-      }
-    }
-  }
+  __device__ __forceinline__ u32 staged(int line, int d) const { return place_of(shared.q[(tile - 1) % kQueries], line, d); }
   // Recomputes rows of this warp; four bits stand for each of the upper and the lower eight rows.
   __device__ __forceinline__ void repair(const SplitTile& x, u32 rows, u32 lower) {
     __syncwarp();
@@ -633,10 +589,7 @@ struct Consumer {
       if (!((i < 8 ? rows : lower) >> (i % 8 * 4) & 15)) continue;
       const int line = warp() * 16 + i, row = query_of(x, line);
       if constexpr (kSplits) {
-        Tile own = x;
-        own.head = head_of(x, line);
-        f32* to = sums_of(problem.splits, x.slot, x.split, line);
-        attend_row(a(), own, row, [&](int d, f32 y) { to[d] = y; }, end_of(problem.splits, x.slot, x.split, line));
+        attend_line(problem, x, line);
         continue;
       }
       const f32 lse = attend_row(a(), x, row, [&](int d, f32 y) {
@@ -644,7 +597,7 @@ struct Consumer {
         if constexpr (kStaged)
           asm volatile("st.shared.u16 [%0], %1;" ::"r"(staged(line, d)), "h"(*reinterpret_cast<const u16*>(&value)) : "memory");
         else
-          out_at(x, row)[d * a().o_strides.column] = value;
+          out_at(a(), x, row)[d * a().o_strides.column] = value;
       });
       if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = lse;
     }

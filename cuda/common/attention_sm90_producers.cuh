@@ -64,6 +64,30 @@ struct alignas(1024) Shared {
 // Entries of keys of a tile.
 __device__ __forceinline__ int count_of(const Tile& x) { return (x.last - x.first + kPiecesOfTile - 1) / kPiecesOfTile; }
 
+// ------------------------------------------------------------------------------------------------------- the result
+// The address of column d of a line of the result in the memory of its queries, within the 8 columns that are contiguous.
+__device__ __forceinline__ u32 place_of(const u8* queries, int line, int d) {
+  return shared_address(queries) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 + d % 8 * 2;
+}
+__device__ __forceinline__ Out* out_at(const Attention& a, const Tile& x, int row) {
+  return a.o + x.batch * a.o_strides.batch + x.head * a.o_strides.head + row * a.o_strides.row;
+}
+// A warp stores its 16 rows element by element, where TMA cannot.
+__device__ __forceinline__ void copy_out(const Attention& a, const Tile& x, const u8* queries) {
+  __syncwarp();
+  const int first = threadIdx.x / 32 * 16;
+#pragma unroll 1
+  for (int line = first; line < min(first + 16, x.rows - x.row); ++line) {
+    Out* out = out_at(a, x, x.row + line);
+#pragma unroll 1
+    for (int d = threadIdx.x % 32; d < a.value_dim; d += 32) {
+      u16 bits;
+      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(place_of(queries, line, d)) : "memory");
+      out[d * a.o_strides.column] = *reinterpret_cast<const Out*>(&bits);
+    }
+  }
+}
+
 // ------------------------------------------------------------------------------------------------------- the producers
 // kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
 constexpr int kMaskWarps = 2;

@@ -53,6 +53,39 @@ __device__ __forceinline__ float2* end_of(const Splits& s, i64 slot, int split, 
   f32* ends = s.sums + i64(s.slots) * s.most * (kTileQ * kValueDim);
   return reinterpret_cast<float2*>(ends) + (slot * s.most + split) * kTileQ + line;
 }
+// Stores the maxima and the sums of weights of a quad's two lines.
+__device__ __forceinline__ void store_ends(const Splits& s, const SplitTile& x, int line, Two maxima, Two sums) {
+  if (threadIdx.x % 4) return;
+  if (line < x.lines) *end_of(s, x.slot, x.split, line) = make_float2(maxima.x, sums.x);
+  if (line + 8 < x.lines) *end_of(s, x.slot, x.split, line + 8) = make_float2(maxima.y, sums.y);
+}
+// Stores the sums of the upper or the lower eight lines of a warp; the result has bits of the lanes with sums that are
+// not finite.
+template <int kHalf, int kCount>
+__device__ __forceinline__ u32 store_sums(const Splits& s, const SplitTile& x, int upper, const f32 (&sums)[kCount],
+                                          f32 factor) {
+  const int line = upper + kHalf * 8;
+  f32* to = sums_of(s, x.slot, x.split, line) + threadIdx.x % 4 * 2;
+  bool bad = false;
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    const f32 first = sums[4 * j + kHalf * 2] * factor, second = sums[4 * j + kHalf * 2 + 1] * factor;
+    bad |= !(first * 0.f == 0.f && second * 0.f == 0.f);
+    if (line < x.lines) *reinterpret_cast<float2*>(to + j * 8) = make_float2(first, second);
+  }
+  return __ballot_sync(0xffffffffu, bad && line < x.lines);
+}
+// Computes a line of a split by one warp, key by key.
+__device__ __forceinline__ void attend_line(const AttentionSm90& problem, const SplitTile& x, int line) {
+  if constexpr (kSplits) {
+    Tile own = x;
+    own.head = head_of(x, line);
+    f32* to = sums_of(problem.splits, x.slot, x.split, line);
+    attend_row(problem.attention, own, query_of(x, line), [&](int d, f32 y) { to[d] = y; },
+               end_of(problem.splits, x.slot, x.split, line));
+  }
+}
+
 // Splits of each tile that have arrived, counted by warps, in other lines of the L2 than what is claimed.
 constexpr int kCounters = 32;
 __device__ __forceinline__ int* arrived_of(const Attention& a, int slot) { return a.counters + kCounters + slot; }
@@ -69,7 +102,7 @@ __device__ __forceinline__ void wait_sums(const Attention& a, int slot, int warp
 
 // A warp adds the sums of all splits of some lines, each with its weight, and stores the results. The loads of several
 // splits, and of all its lines, are under way together.
-constexpr int kTogether = 8, kOwnLines = 8 / (kTileQ / 16);  // splits; lines of a warp
+constexpr int kTogether = 8, kOwnLines = kTileQ > 64 ? 1 : 2;  // splits; lines of a warp: 8 of all warps
 template <int kOwn> struct Weights {
   f32 of[kOwn][kMostSplits];
 };
@@ -135,7 +168,8 @@ __device__ __forceinline__ void join_lines(const AttentionSm90& problem, const S
       const int line = first + o * step;
       if (line >= x.lines) continue;
       const f32 factor = totals[o] == 0.f ? 0.f : __fdividef(value_scale_of(x), totals[o]);
-      Out* out = a.o + x.batch * a.o_strides.batch + head_of(x, line) * a.o_strides.head + query_of(x, line) * a.o_strides.row;
+      Out* out = a.o + x.batch * a.o_strides.batch + head_of(x, line) * a.o_strides.head;
+      out += query_of(x, line) * a.o_strides.row;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         if (d + i < a.value_dim) out[(d + i) * a.o_strides.column] = Store<Out>::from(sums[o][i] * factor);
@@ -149,4 +183,12 @@ __device__ __forceinline__ void join_lines(const AttentionSm90& problem, const S
           totals[o] == 0.f ? none : (maxima[o] + log2_of(totals[o])) * 0.6931471805599453f;
   }
   __syncwarp();
+}
+// All warps of consumers add the sums of splits for the lines that were claimed.
+__device__ __forceinline__ void join_tile(const AttentionSm90& problem, const SplitTile& x, Weights<kOwnLines>& weights) {
+  constexpr int kWarps = kTileQ / 16;
+  const int end = min(x.join + problem.splits.lines, x.lines);
+#pragma unroll 1
+  for (int line = x.join + int(threadIdx.x) / 32; line < end; line += kWarps * kOwnLines)
+    join_lines(problem, x, line, kWarps, weights);
 }
