@@ -25,7 +25,7 @@ from .small_blocks import share_of_tiles
 #: kMostSplits of the kernel, and the fewest lines whose sums a CTA adds.
 _MOST_SPLITS, _JOIN_LINES = 128, 8
 #: (warpgroups, keys of a tile) -> us that a CTA takes for an entry, where an H200 has as many CTAs as fit it.
-_ENTRY = {(1, 64): 0.61, (1, 128): 0.9, (2, 64): 0.9, (2, 128): 1.7, (3, 128): 2.2}
+_ENTRY = {(1, 64): 0.61, (1, 128): 1.1, (2, 64): 0.9, (2, 128): 1.7, (3, 128): 1.4}
 #: The fewest entries of a split; what one takes beside them, in entries; and us until all sums are added.
 _LEAST_ENTRIES, _SPLIT_ENTRIES, _JOIN = 2, 4, 10.0
 #: Multiprocessors of the card for which it is decided whether keys are split, and how many rounds of CTAs leave sums at
