@@ -42,7 +42,7 @@ def test_graphs_find_the_bits_of_the_plain_loop(
     fake: Any, monkeypatch: pytest.MonkeyPatch, method: str, kind: str, columns: int | None, dtype: str
 ) -> None:
     A = skew(dtype=dtype).to_device("cuda")
-    b = fake.from_host(numbers(128 if columns is None else (50, columns), dtype))
+    b = fake.from_host(numbers(128 if columns is None else (128, columns), dtype))
     M, solve = PRECONDITIONERS[kind](A), getattr(linalg, method)
     want, info = solve(A, b, M=M, rtol=1e-8, restart=7)
     card = Card(monkeypatch)
