@@ -42,6 +42,8 @@ constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kAccum * 
 constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
 constexpr int kExactMaxTiles = 4;  // tiles in which the maximum is computed first after it was raised
 
+constexpr int kWeights = kSplits ? 4 * kConsumers : 1;
+
 // An entry of which not all is seen. If there are no more of them, tile < 0.
 struct MaskedEntry { int tile, key, part; };
 
@@ -58,7 +60,7 @@ struct alignas(1024) Shared {
   MaskedEntry masked[kStages];
   SplitTile tiles[kTiles];
   f32 kept[kKept];  // sums so far
-  Weights<kOwnLines> weights[kSplits ? 4 * kConsumers : 1];  // of splits, by warps
+  Weights weights[kWeights];  // of splits, by warps
 };
 
 // Entries of keys of a tile.

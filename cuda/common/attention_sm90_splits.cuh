@@ -103,11 +103,11 @@ __device__ __forceinline__ void wait_sums(const Attention& a, int slot, int warp
 // A warp adds the sums of all splits of some lines, each with its weight, and stores the results. The loads of several
 // splits, and of all its lines, are under way together.
 constexpr int kTogether = 8, kOwnLines = kTileQ > 64 ? 1 : 2;  // splits; lines of a warp: 8 of all warps
-template <int kOwn> struct Weights {
-  f32 of[kOwn][kMostSplits];
+struct Weights {
+  f32 of[kOwnLines][kSplits ? kMostSplits : 1];
 };
 __device__ __forceinline__ void join_lines(const AttentionSm90& problem, const SplitTile& x, int first, int step,
-                                           Weights<kOwnLines>& weights) {
+                                           Weights& weights) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
   const f32 none = -__int_as_float(0x7f800000);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void join_lines(const AttentionSm90& problem, const S
   __syncwarp();
 }
 // All warps of consumers add the sums of splits for the lines that were claimed.
-__device__ __forceinline__ void join_tile(const AttentionSm90& problem, const SplitTile& x, Weights<kOwnLines>& weights) {
+__device__ __forceinline__ void join_tile(const AttentionSm90& problem, const SplitTile& x, Weights& weights) {
   constexpr int kWarps = kTileQ / 16;
   const int end = min(x.join + problem.splits.lines, x.lines);
 #pragma unroll 1
