@@ -363,7 +363,7 @@ struct Consumer {
     for (int i = lane(); i < 16 * kHeadDim / 8; i += 32) {
       const int at = warp_row() + i / (kHeadDim / 8), d = i % (kHeadDim / 8) * 8;
       const float4 piece = *reinterpret_cast<const float4*>(shared.q + staged(at, d));
-      if (x.row + at < x.rows && d < a().value_dim) *reinterpret_cast<float4*>(out + (x.row + at) * a().o_strides.row + d) = piece;
+      if (x.row + at < x.rows) *reinterpret_cast<float4*>(out + (x.row + at) * a().o_strides.row + d) = piece;
     }
   }
   // Recomputes rows of this warp; four bits stand for each of the upper and the lower eight rows.

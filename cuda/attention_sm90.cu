@@ -10,7 +10,6 @@
 // Two warpgroups for heads of up to 128 columns; three for plain attention of 64, where products and exponentials take
 // as long; one, with two CTAs, for small blocks, whose keys may be gathered, and few queries. fp8 keeps 13 bits of sums in
 // the tensor cores: every 1024 keys they are added up in float32.
-// Few tiles of queries over many keys: heads that share keys are folded into a tile, whose keys are split among CTAs.
 #include "common/attention_sm90_gather.cuh"
 #include "common/registers.cuh"
 #include "ptx/wgmma.cuh"
@@ -99,7 +98,7 @@ struct Consumer {
   // in shared memory, keys come from global memory, in lines of whole words.
   __device__ __forceinline__ void repeat_scores(int left) {
     const int thread = unknown_thread(), lane = thread % 32;
-    const SplitTile& x = shared.tiles[tile % kTiles];
+    const Tile& x = shared.tiles[tile % kTiles];
     const int number = (count_of(x) - 1 - left) * kPiecesOfTile;
     const bool whole = !kGathers && piece_at(a(), x, number).whole;
     int keys[kPiecesOfTile];
@@ -141,11 +140,11 @@ struct Consumer {
     apply_softcap();
     if (whole) return;
     // The four lanes that share two queries look up a word each.
-    const int line = thread / 32 * 16 + lane / 4;
+    const int row = x.row + thread / 32 * 16 + lane / 4;
     u32 words[2], seen[2][kWords];
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      const u32 word = lane % 4 < kWords ? word_of_tile(a(), x, number, query_of(x, line + half * 8), lane % 4) : 0;
+      const u32 word = lane % 4 < kWords ? word_of_tile(a(), x, number, row + half * 8, lane % 4) : 0;
       (half ? words[1] : words[0]) = word;
     }
 #pragma unroll
@@ -320,7 +319,7 @@ struct Consumer {
   __device__ __forceinline__ void wait_queries() { wait(shared.q_full[tile % kQueries], parity<kQueries>(tile)); }
   // Number of entries of the tile; -1: no more tiles.
   __device__ __forceinline__ int count() const {
-    const SplitTile& x = shared.tiles[tile % kTiles];
+    const Tile& x = shared.tiles[tile % kTiles];
     return uniform(x.head < 0 ? -1 : count_of(x));
   }
   __device__ __forceinline__ void wait_keys() {
@@ -339,13 +338,12 @@ struct Consumer {
   __device__ __forceinline__ bool take_tile() {
     while (true) {
       wait_tile();
-      const SplitTile& x = shared.tiles[tile % kTiles];
+      const Tile& x = shared.tiles[tile % kTiles];
       const int entries = count();
       if (entries < 0) return false;
       wait_queries();
       if (entries > 0) return true;
-      if constexpr (kSplits) join(x);
-      else for (int row = x.row + warp() / 4 * 64 + warp() % 4; row < min(x.rows, x.row + warpgroup() * 64 + 64); row += 4) {
+      for (int row = x.row + warp() / 4 * 64 + warp() % 4; row < min(x.rows, x.row + warpgroup() * 64 + 64); row += 4) {
         Out* out = a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
         for (int d = lane(); d < a().value_dim; d += 32) out[d * a().o_strides.column] = Store<Out>::from(0.f);
         if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = -__int_as_float(0x7f800000);
@@ -353,10 +351,6 @@ struct Consumer {
       release(shared.tile_empty[tile % kTiles]);
       ++tile;
     }
-  }
-  // Adds the sums of splits for lines of a tile, if this is what was claimed; they have arrived.
-  __device__ __forceinline__ void join(const SplitTile& x) {
-    if (x.join >= 0) join_tile(problem, x, shared.weights[warp()]);
   }
   __device__ __forceinline__ i64 lse_place(const Tile& x, int row) const {
     return (i64(x.batch) * a().heads + x.head) * a().queries + row;
@@ -516,18 +510,17 @@ struct Consumer {
   // All weights of the tile before are known: stores the logarithms of their sums, and returns the factors of the
   // result. A factor is NaN where a query has to be recomputed: where no key was seen, or no score is above -inf.
   __device__ __forceinline__ Two close() {
-    const SplitTile& x = shared.tiles[(tile - 1) % kTiles];
+    const Tile& x = shared.tiles[(tile - 1) % kTiles];
     row_sum = over_quad_sum(row_sum);
-    if constexpr (kSplits) store_ends(problem.splits, x, warp() * 16 + lane() / 4, row_max, row_sum);
-    else if (a().lse && lane() % 4 == 0) {
+    if (a().lse && lane() % 4 == 0) {
       const int row = x.row + warp() * 16 + lane() / 4;
       if (row < x.rows) a().lse[lse_place(x, row)] = (row_max.x + log2_of(row_sum.x)) * 0.6931471805599453f;
       if (row + 8 < x.rows) a().lse[lse_place(x, row + 8)] = (row_max.y + log2_of(row_sum.y)) * 0.6931471805599453f;
     }
-    const f32 one = value_scale_of(x);  // sums of splits are not divided
+    const f32 one = value_scale_of(x);
     const auto factor = [&](f32 row_max, f32 row_sum) {
       const bool good = row_max != nothing() && row_sum >= kLeastRowSum && row_sum <= kMostRowSum;
-      return !good ? __int_as_float(0x7fffffff) : kSplits ? 1.f : __fdividef(one, row_sum);
+      return good ? __fdividef(one, row_sum) : __int_as_float(0x7fffffff);
     };
     return {factor(row_max.x, row_sum.x), factor(row_max.y, row_sum.y)};
   }
@@ -535,9 +528,8 @@ struct Consumer {
   // The result of the tile before is written to the memory of its queries, from where it will be stored. A warp has its
   // own rows.
   __device__ __forceinline__ void finish(Two by) {
-    const SplitTile& x = shared.tiles[(tile - 1) % kTiles];
+    const Tile& x = shared.tiles[(tile - 1) % kTiles];
     if constexpr (kKeep) take_kept();
-    if constexpr (kSplits) return finish_split(x, by);
     const int row = x.row + warp() * 16 + lane() / 4;
     u32 bad_x = 0, bad_y = 0;  // not zero if any element of the row is not finite
     if constexpr (kStaged) {
@@ -552,7 +544,7 @@ struct Consumer {
       }
       bad_x &= 0x7fff7fffu, bad_y &= 0x7fff7fffu;
     } else {
-      Out* out = out_at(a(), x, row);
+      Out* out = out_at(x, row);
 #pragma unroll
       for (int j = 0; j < kAccum; ++j) {
         const int d = j / 4 * 8 + lane() % 4 * 2 + j % 2, down = j / 2 % 2 * 8;
@@ -567,37 +559,47 @@ struct Consumer {
     if (rows | lower) repair(x, rows, lower);
     if constexpr (kStaged) {
       if (is_sent(a(), x, warpgroup())) proxy_fence();
-      else copy_out(a(), x, shared.q[(tile - 1) % kQueries]);
+      else copy_out(x);
     }
     release(shared.tile_empty[(tile - 1) % kTiles]);
   }
-  // The same for a split: its sums go to global memory, where they will be added.
-  __device__ __forceinline__ void finish_split(const SplitTile& x, Two by) {
-    const u32 upper = store_sums<0>(problem.splits, x, warp() * 16 + lane() / 4, accum, by.x);
-    const u32 lower = store_sums<1>(problem.splits, x, warp() * 16 + lane() / 4, accum, by.y);
-    if (upper | lower) repair(x, upper, lower);
-    leave_sums(a(), x.slot);
-    release(shared.tile_empty[(tile - 1) % kTiles]);
-  }
   static constexpr bool kStaged = sizeof(Out) == 2;
-  __device__ __forceinline__ u32 staged(int line, int d) const { return place_of(shared.q[(tile - 1) % kQueries], line, d); }
+  // The address of column d of a line of the result, within the 8 columns that are contiguous.
+  __device__ __forceinline__ u32 staged(int line, int d) const {
+    return shared_address(shared.q[(tile - 1) % kQueries]) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 +
+           d % 8 * 2;
+  }
+  __device__ __forceinline__ Out* out_at(const Tile& x, int row) const {
+    return a().o + x.batch * a().o_strides.batch + x.head * a().o_strides.head + row * a().o_strides.row;
+  }
+  // Stores a warp's 16 rows element by element, where TMA cannot.
+  __device__ __forceinline__ void copy_out(const Tile& x) {
+    __syncwarp();
+    const int first = warp() * 16;
+#pragma unroll 1
+    for (int line = first; line < min(first + 16, x.rows - x.row); ++line) {
+      Out* out = out_at(x, x.row + line);
+#pragma unroll 1
+      for (int d = lane(); d < a().value_dim; d += 32) {
+        u16 bits;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(staged(line, d)) : "memory");
+        out[d * a().o_strides.column] = *reinterpret_cast<const Out*>(&bits);
+      }
+    }
+  }
   // Recomputes rows of this warp; four bits stand for each of the upper and the lower eight rows.
-  __device__ __forceinline__ void repair(const SplitTile& x, u32 rows, u32 lower) {
+  __device__ __forceinline__ void repair(const Tile& x, u32 rows, u32 lower) {
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       if (!((i < 8 ? rows : lower) >> (i % 8 * 4) & 15)) continue;
-      const int line = warp() * 16 + i, row = query_of(x, line);
-      if constexpr (kSplits) {
-        attend_line(problem, x, line);
-        continue;
-      }
+      const int line = warp() * 16 + i, row = x.row + line;
       const f32 lse = attend_row(a(), x, row, [&](int d, f32 y) {
         const Out value = Store<Out>::from(y);
         if constexpr (kStaged)
           asm volatile("st.shared.u16 [%0], %1;" ::"r"(staged(line, d)), "h"(*reinterpret_cast<const u16*>(&value)) : "memory");
         else
-          out_at(a(), x, row)[d * a().o_strides.column] = value;
+          out_at(x, row)[d * a().o_strides.column] = value;
       });
       if (a().lse && lane() == 0) a().lse[lse_place(x, row)] = lse;
     }
@@ -610,7 +612,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) attention_sm90(con
   Shared& shared = *reinterpret_cast<Shared*>(memory);
 
   if (threadIdx.x == 0) set_up(problem, shared);
-  if constexpr (kSplits) clear_queries(problem, shared);
   __syncthreads();
 
   // The first warps are consumers, of 64 queries each warpgroup; the last four share what these wait for.

@@ -79,15 +79,10 @@ def attention(acc: str) -> Struct:
     )
 
 
-#: Keys that are split among CTAs, for few tiles of queries.
-SPLITS = Struct("Splits", (*fields("P", "sums"), *fields("i", "most least heads box slots joins lines")))
-
-
 @cache
 def attention_sm90() -> Struct:
-    """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention` and `Splits`."""
-    own = (("attention", attention("f32")), ("splits", SPLITS))
-    return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), *own))
+    """The argument of attention_sm90: the tensor maps of the operands, followed by `Attention`."""
+    return Struct("AttentionSm90", (*fields(TensorMap(), "q k v o"), ("attention", attention("f32"))))
 
 
 @cache

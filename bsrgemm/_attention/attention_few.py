@@ -18,7 +18,6 @@ from .._kernels.jit import MAX_GRID_YZ
 from .._kernels.launch import Launch
 from ..dtypes import HALF_DTYPES
 from .attention_sm90 import SHORT_KEYS
-from .attention_split import AttentionSplit
 from .call import AttentionCall, DecodeCall
 from .decode_kernel import HEAD_DIMS, Decode
 from .forward import Forward, Problem
@@ -77,8 +76,6 @@ class AttentionFew(Forward, needs="sm_80"):
         tiles, heads = -(-problem.few // cls.best(problem).decode.rows), problem.rows // problem.few
         if tiles == 1:
             return True
-        if AttentionSplit.serves(problem):  # tensor cores of Hopper multiply 64 rows in the time of one
-            return False
         return tiles <= _MOST_TILES and tiles * heads <= _MOST_HEADS_BY_TILES and problem.keys > _MANY_KEYS
 
     @classmethod

@@ -23,16 +23,14 @@ from .call import AttentionCall
 from .forward import CAPPED, DIMS, PLAIN, SIGNED, Forward, Problem, layout_of
 
 #: The same for queries and keys in fp8: multiples of 32 bytes.
-FP8_DIMS = (64, 96, 128, 192, 256)
+_FP8_DIMS = (64, 96, 128, 192, 256)
 #: Fewer rows of queries than this (66 tiles of 128) fill less than half of the multiprocessors of the largest card.
 _FEW_ROWS = 66 * 128
 _FEW_KEYS = 1024
-#: What tiles of several warpgroups multiply in the time in which those of one multiply 1: 700 and 541 TFLOP/s.
-_LARGE_RATE = 1.3
 #: Keys of a piece that AttentionGathered can take.
 PIECES = (16, 32, 64)
-#: Most keys for AttentionShort, and columns of the result that it stores at once.
-SHORT_KEYS, _WIDTH = 512, 8
+#: Most keys for AttentionShort.
+SHORT_KEYS = 512
 #: Columns of a head -> (most tiles of 64 queries, shape of AttentionShort), for more than half of SHORT_KEYS. With one
 #: tile for each of 132 multiprocessors, two warpgroups share the keys of a tile; then three CTAs run on each, for one
 #: or two rounds; beyond that, a CTA has 128 queries, which read half as much from the L2.
@@ -138,16 +136,16 @@ class AttentionSm90(
     def best(cls, problem: Problem) -> AttentionSm90:
         out, sizes = element(problem.out_dtype), (problem.head_dim, problem.value_dim)
         if problem.fp8:
-            D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((FP8_DIMS, DIMS), sizes, strict=True))
+            D, D_v = (next(d for d in dims if d >= x) for dims, x in zip((_FP8_DIMS, DIMS), sizes, strict=True))
             tiles = problem.writes and out in ("f16", "bf16")
-            return cls("e4m3", out, D, D_v, problem.scores, tiles, *shape_of_tiles(problem))
+            return cls("e4m3", out, D, D_v, problem.scores, tiles, *_fp8_shape(problem, D, D_v))
         name, (D, D_v) = element(problem.dtype), (next(d for d in DIMS if d >= x) for x in sizes)
         tiles = problem.writes and name == out
-        return cls(name, out, D, D_v, problem.scores, tiles, *shape_of_tiles(problem))
+        return cls(name, out, D, D_v, problem.scores, tiles, *_sm90_shape(problem, max(D, D_v)))
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionSm90]:
-        for dtype, scores, tiles in itertools.product(halves(dtypes), (PLAIN, SIGNED, CAPPED), (True, False)):
+        for dtype, scores, tiles in itertools.product(_halves(dtypes), (PLAIN, SIGNED, CAPPED), (True, False)):
             for head_dim, value_dim in itertools.product(DIMS, DIMS):
                 most = max(head_dim, value_dim)
                 for out in (dtype,) if tiles else ("f16", "bf16", "f32"):
@@ -158,7 +156,7 @@ class AttentionSm90(
         if np.dtype(np.uint8) not in dtypes:
             return
         for scores, out in itertools.product((PLAIN, SIGNED, CAPPED), ("f16", "bf16", "f32")):
-            for head_dim, value_dim in itertools.product(FP8_DIMS, DIMS):
+            for head_dim, value_dim in itertools.product(_FP8_DIMS, DIMS):
                 most = max(head_dim, value_dim)
                 few: tuple[tuple[int, int], ...] = ((1, 64),) if most <= 128 else ()
                 wide = (3 if most <= 64 else 2), 64 if most > 128 else 128
@@ -205,7 +203,7 @@ class AttentionGathered(AttentionSm90):
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionGathered]:
         sizes = [D for D in DIMS if D <= 128]
-        for dtype, D, how, piece in itertools.product(halves(dtypes), sizes, (PLAIN, SIGNED, CAPPED), PIECES):
+        for dtype, D, how, piece in itertools.product(_halves(dtypes), sizes, (PLAIN, SIGNED, CAPPED), PIECES):
             yield cls(dtype, dtype, D, D, how, True, piece=piece)
 
     def layouts(self, call: AttentionCall) -> tuple[Layout | None, ...]:
@@ -224,7 +222,7 @@ class AttentionShort(
     """Attention of short sequences on Hopper's tensor cores; a CTA computes one tile of queries."""
 
     element: str
-    #: columns of queries, keys and values, 64 or 128: heads of fewer columns are filled up with zeros
+    #: columns of queries, keys and values: 64 or 128
     head_dim: int
     #: queries of a CTA; a warpgroup has 64 of them and the tiles of keys of one of `shares`
     tile_q: int
@@ -280,11 +278,11 @@ class AttentionShort(
     def best(cls, problem: Problem) -> AttentionShort:
         shape = _short_shape(problem)
         assert shape is not None
-        return cls(element(problem.dtype), _short_columns(problem), *shape)
+        return cls(element(problem.dtype), next(d for d in DIMS if d >= problem.head_dim), *shape)
 
     @classmethod
     def every(cls, dtypes: Any) -> Iterator[AttentionShort]:
-        for dtype, head_dim in itertools.product(halves(dtypes), SHORT_SHAPES):
+        for dtype, head_dim in itertools.product(_halves(dtypes), SHORT_SHAPES):
             tiles = (tile for _, tile in (*SHORT_SHAPES[head_dim], *SHORTER_SHAPES[head_dim]))
             yield from (cls(dtype, head_dim, *tile) for tile in dict.fromkeys(tiles))
 
@@ -335,36 +333,24 @@ def by_columns(v: Array, bounds: Array | None) -> Array:
     return values
 
 
-def shape_of_tiles(problem: Problem) -> tuple[int, int]:
-    """(warpgroups, keys of a tile) of AttentionSm90."""
-    most = max(problem.head_dim, problem.value_dim)
-    return _fp8_shape(problem, most) if problem.fp8 else _sm90_shape(problem, most)
-
-
-def halves(dtypes: Any) -> list[str]:
+def _halves(dtypes: Any) -> list[str]:
     return [element(dtype) for dtype in (FLOAT16, BFLOAT16) if dtype in dtypes]
 
 
 def _short_shape(problem: Problem) -> tuple[int, int, int, int, int] | None:
     """The shape of AttentionShort, or None where nothing shorter than attention_sm90 was measured (bench/NOTES.md)."""
     heads = problem.rows // max(1, problem.queries)
-    columns = _short_columns(problem)
-    if not problem.alike or columns not in SHORT_SHAPES or problem.value_dim % _WIDTH:
+    if not problem.alike or problem.head_dim != problem.value_dim:
         return None
     if max(heads, -(-problem.queries // 64)) > jit.MAX_GRID_YZ:
         return None
     if problem.keys <= SHORT_KEYS // 2:
-        return next((shape for most, shape in SHORTER_SHAPES[columns] if problem.keys <= most), None)
+        shorter = SHORTER_SHAPES.get(problem.head_dim, ())
+        return next((shape for most, shape in shorter if problem.keys <= most), None)
     if not problem.full or problem.keys > SHORT_KEYS:
         return None
     tiles = heads * -(-problem.queries // 64)
-    return next((shape for most, shape in SHORT_SHAPES[columns] if tiles <= most), None)
-
-
-def _short_columns(problem: Problem) -> int:
-    """Columns that AttentionShort computes with: those of SHORT_SHAPES, or more."""
-    most = max(problem.head_dim, problem.value_dim)
-    return next((columns for columns in SHORT_SHAPES if columns >= most), most)
+    return next((shape for most, shape in SHORT_SHAPES.get(problem.head_dim, ()) if tiles <= most), None)
 
 
 def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
@@ -381,19 +367,14 @@ def _sm90_shape(problem: Problem, most: int) -> tuple[int, int]:
     if problem.fine or problem.rows < _FEW_ROWS or (most <= 64 and problem.keys <= _FEW_KEYS):
         return 1, 64 if most > 64 else 128
     plain = problem.scores == PLAIN and problem.writes and problem.out_dtype == problem.dtype
-    return _filled(problem, 3 if most <= 64 and plain else 2, (1, 64 if most > 64 else 128))
+    return (3 if most <= 64 and plain else 2), 128
 
 
-def _fp8_shape(problem: Problem, most: int) -> tuple[int, int]:
-    """The same for fp8."""
+def _fp8_shape(problem: Problem, head_dim: int, value_dim: int) -> tuple[int, int]:
+    """(warpgroups, keys of a tile) for fp8."""
+    most = max(head_dim, value_dim)
     if most > 128:
         return 2, 64
     if problem.fine or problem.rows < _FEW_ROWS:
         return 1, 64
-    return _filled(problem, 3 if most <= 64 else 2, (1, 64))
-
-
-def _filled(problem: Problem, consumers: int, small: tuple[int, int]) -> tuple[int, int]:
-    """So many warpgroups and 128 keys, or a smaller shape if queries fill so much less of the large tiles."""
-    large, single = (-(-problem.queries // rows) * rows for rows in (64 * consumers, 64))
-    return (consumers, 128) if large <= _LARGE_RATE * single else small
+    return (3 if most <= 64 else 2), 128

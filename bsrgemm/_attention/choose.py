@@ -17,7 +17,6 @@ from . import longer_lines, mask_tiles
 from .attention_few import AttentionFew, few_rows
 from .attention_sm80 import AttentionSimt, AttentionSm80
 from .attention_sm90 import AttentionGathered, AttentionShort, AttentionSm90, AttentionValues, by_columns
-from .attention_split import AttentionSplit, group_of, share_of
 from .call import AttentionCall
 from .forward import DIMS, Forward, Problem, mappable, scores, share_of_blocks
 from .mask import BlockMask
@@ -25,7 +24,7 @@ from .small_blocks import piece_of
 
 #: The kernels of attention, the preferred ones first, and those that prepare their operands.
 FORWARD: tuple[type[Forward], ...] = (
-    *(AttentionShort, AttentionFew, AttentionSplit, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
+    *(AttentionShort, AttentionFew, AttentionGathered, AttentionSm90, AttentionSm80, AttentionSimt),
 )
 ATTENTION = (*FORWARD, AttentionValues)
 #: The sides of large tiles and of small ones, which heads of more than so many columns have. A mask with at most this
@@ -127,8 +126,6 @@ def problem_of(call: AttentionCall, machine: Card) -> Problem:
         piece=0 if call.mask is None else piece_of(call.mask),
         fp8=call.fp8,
         queries=q.shape[2],
-        group=group_of(call),
-        share=share_of(call),
         few=few_rows(call),
         alike=call.mask is None and call.bounds is None,
         full=_is_full(call),

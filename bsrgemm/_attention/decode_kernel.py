@@ -27,9 +27,10 @@ from .kv_cache import TILE, AppendCall, AppendEngine, KVCache, rounded_tiles
 
 #: Head dims that the kernel supports.
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-#: kMostSplits of the kernel; the fewest tiles of a warp in a piece of the keys; and what a CTA costs besides, in tiles
-#: of each of its warps: its start, the first copies, and adding its sums to those of other CTAs.
-_MOST_PIECES, _LEAST_STEPS, _CTA_STEPS = 128, 2, 1
+#: kMostPieces of the kernel, and the fewest tiles of a piece (128 keys).
+_MOST_PIECES, LEAST_TILES = 128, 8
+#: Cost of a CTA besides its tiles, in tiles: its start, the first copies, and adding its sums to those of other CTAs.
+_CTA_TILES = 4
 #: The largest grid along its second and third dimension.
 _MOST_GRID = 65535
 #: Shared memory in bytes that every card since Ampere offers to a CTA.
@@ -123,15 +124,14 @@ class Decode(Kernel, source="decode.cu", argument=DECODE, needs="sm_80", derived
             )
         longest, total = _tiles_of(call)
         slots = card.multiprocessors * self.ctas(card.arch)
-        least, cta = _LEAST_STEPS * self.warps, _CTA_STEPS * self.warps
-        pieces, tiles = pieces_of(longest, total, batch, heads, slots, _MOST_PIECES, least, cta)
+        pieces, tiles = pieces_of(longest, total, batch, heads, slots)
         divided = batch * heads if pieces > 1 else 0
         floats = divided * pieces * self.rows * (self.value_dim + 2)
         grows = cache._captured and call.blocks is None
         return Launch(
             self,
             (pieces, heads, batch),
-            _packed(call, least if grows else tiles),
+            _packed(call, LEAST_TILES if grows else tiles),
             pointers=_writer(call.arrays),
             scratch=Scratch(4 * floats, divided, DECODE.patch("partial", "arrived").write) if divided else None,
         )
@@ -205,25 +205,20 @@ def _tiles_of(call: DecodeCall) -> tuple[int, int]:
     return rounded_tiles(min(cache._longest, seen), cache._total, cache.batch)
 
 
-def pieces_of(
-    longest: int, total: int, batch: int, heads: int, slots: int, most: int, least: int, cta: int
-) -> tuple[int, int]:
+def pieces_of(longest: int, total: int, batch: int, heads: int, slots: int) -> tuple[int, int]:
     """(pieces of the longest sequence, tiles of a piece) for the shortest time if `slots` CTAs run at the same time.
 
     `longest` is the number of tiles of keys of the longest of `batch` sequences, `total` that of all sequences
-    together; each sequence is read by `heads` CTAs for each piece. There are at most `most` pieces of at least `least`
-    tiles, and a CTA takes as long as `cta` tiles beside those.
+    together; each sequence is read by `heads` CTAs for each piece.
 
-    >>> pieces_of(512, 512, 1, 8, 264, 128, 8, 4), pieces_of(8192, 8192, 1, 8, 264, 128, 8, 4)
-    ((32, 16), (33, 249))
-    >>> pieces_of(512, 32 * 512, 32, 8, 264, 128, 8, 4)
-    (1, 512)
+    >>> pieces_of(512, 512, 1, 8, 264), pieces_of(8192, 8192, 1, 8, 264), pieces_of(512, 32 * 512, 32, 8, 264)
+    ((32, 16), (33, 249), (1, 512))
     """
     best = (math.inf, 1, max(1, longest))
-    for pieces in range(1, max(1, min(most, longest // least)) + 1):
+    for pieces in range(1, max(1, min(_MOST_PIECES, longest // LEAST_TILES)) + 1):
         tiles = max(1, -(-longest // pieces))
         rounds = -(-heads * max(batch, -(-total // tiles)) // slots)
-        best = min(best, (rounds * (tiles + cta), pieces, tiles))
+        best = min(best, (rounds * (tiles + _CTA_TILES), pieces, tiles))
     return best[1], best[2]
 
 

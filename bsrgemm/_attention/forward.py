@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from .mask import BlockMask
 DIMS = (64, 80, 96, 128, 192, 256)
 #: How scores are computed: scale > 0, any scale, softcap. The values are those of cuda/common/attention.cuh.
 PLAIN, SIGNED, CAPPED = range(3)
-#: Counters of a launch: kCounters of attention_sm90, before those of tiles whose keys are split.
-_COUNTERS = 32
 #: Bytes of K and V of the heads whose tiles are computed together, so that they stay in the L2.
 _SECTION_BYTES = 16 << 20
 _LOG2_E = math.log2(math.e)
@@ -66,28 +64,12 @@ class Problem:
     fp8: bool = False
     #: queries of a head
     queries: int = 0
-    #: query heads that share keys and may share a tile; 0 where keys cannot be split
-    group: int = 0
-    #: the share of the keys that a tile of queries reads, as far as it is known
-    share: float = 1.0
     #: rows of queries that read the same keys, if a decode can compute them
     few: int = 0
     #: there is no mask, and all sequences have the same length
     alike: bool = False
     #: beside that there is no band: every query sees every key
     full: bool = False
-
-
-class Splits(NamedTuple):
-    """How the keys of tiles are split among CTAs: by default they are not. Names are those of the struct of CUDA."""
-
-    most: int = 1
-    least: int = 1
-    heads: int = 1
-    box: int = 0
-    slots: int = 0
-    joins: int = 0
-    lines: int = 0
 
 
 class Forward(Kernel):
@@ -101,8 +83,6 @@ class Forward(Kernel):
     cta_for_each_tile: Any = False
     #: whether it reads a copy of v in fp8, by columns
     fp8: Any = False
-    #: numbers in float32 that a split of a tile leaves
-    floats: Any = 0
 
     @property
     def entry_keys(self) -> int:
@@ -118,10 +98,6 @@ class Forward(Kernel):
     def layouts(self, call: AttentionCall) -> tuple[Layout | None, ...]:
         """The tensor maps of q, k, v and the result; nothing for kernels that take none."""
         return ()
-
-    def splits(self, call: AttentionCall, tiles: int, card: Card) -> Splits:
-        """How the keys of so many tiles of queries of each head are split among CTAs."""
-        return Splits()
 
     def prepare(self, call: AttentionCall, card: Card) -> Launch:
         """The launch for a kind of call. Its operands are q, k, v, the result and, as far as there are any, the
@@ -166,25 +142,13 @@ class Forward(Kernel):
         (outer,) = self.structs
         inner = "" if outer.name == "Attention" else "attention."
         packed = arguments.attention("f64" if call.acc == np.float64 else "f32").pack(**fields)
-        splits = self.splits(call, tiles, card)
         if inner:
-            packed = outer.pack(
-                **dict.fromkeys(_OPERANDS, bytes(TENSOR_MAP_BYTES)),
-                attention=packed,
-                splits=arguments.SPLITS.pack(sums=0, **splits._asdict()),
-            )
+            packed = outer.pack(**dict.fromkeys(_OPERANDS, bytes(TENSOR_MAP_BYTES)), attention=packed)
 
         groups = [_OPERANDS, *[("lse",)] * (call.lse is not None), *[BOUNDS] * (bounds is not None)]
         groups += [(name,) for name, x in zip(_SCALES, call.scales, strict=True) if call.fp8 and x is not None]
         places = {name: (n, 0) for n, name in enumerate(name for group in groups for name in group)}
         write_counters = outer.patch(inner + "counters").write
-        write_sums = outer.patch("splits.sums").write if splits.slots else None
-
-        def write_own(to: Any, memory: int, zeros: int) -> None:
-            write_counters(to, zeros)
-            if write_sums is not None:
-                write_sums(to, memory)
-
         # The copy of v in fp8 is the last operand.
         maps = [(len(places) if n == 2 and self.fp8 else n, n, found) for n, found in enumerate(self.layouts(call))]
         return Launch(
@@ -194,7 +158,7 @@ class Forward(Kernel):
             pointers=address_writer(outer, [[inner + name for name in group] for group in groups], places),
             numbers=outer.patch(*(inner + name for name in _FACTORS)).write if call.fp8 else None,
             maps=[Map(operand, n * TENSOR_MAP_BYTES, found) for operand, n, found in maps if found is not None],
-            scratch=Scratch(4 * splits.slots * splits.most * self.floats, _COUNTERS + splits.slots, write_own),
+            scratch=Scratch(0, 2, lambda to, memory, zeros: write_counters(to, zeros)),
             holds=None if mask is None or lists is None else (lists.value, mask.bits),
         )
 
@@ -229,12 +193,12 @@ def mappable(x: Array) -> bool:
     return x.data.ptr % 16 == 0 and contiguous and all(0 < s < _MOST_STRIDE and s % 16 == 0 for s in steps)
 
 
-def layout_of(x: Array, rows: int, width: int = 128, heads: int = 1) -> Layout:
-    """The tensor map of an array without its address: a copy takes `rows` rows of `width` bytes of some heads."""
-    batches, all_heads, length, columns = x.shape
+def layout_of(x: Array, rows: int, width: int = 128) -> Layout:
+    """The tensor map of an array without its address: a copy takes `rows` rows of `width` bytes."""
+    batches, heads, length, columns = x.shape
     # A dimension of one element is never stepped along, but its stride has to be a multiple of 16 bytes.
-    steps = tuple(step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, all_heads, batches), strict=True))
-    sizes, box = (columns, length, all_heads, batches), (width // x.itemsize, rows, heads, 1)
+    steps = tuple(step if n > 1 else 16 for step, n in zip(x.strides[2::-1], (length, heads, batches), strict=True))
+    sizes, box = (columns, length, heads, batches), (width // x.itemsize, rows, 1, 1)
     return Layout(tensor_map.dtype_name(x.dtype), sizes, steps, box, f"{width}B")
 
 

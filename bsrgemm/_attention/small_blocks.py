@@ -30,11 +30,6 @@ def piece_of(mask: BlockMask) -> int:
     return piece if _multiplied(share, _touched(bq)) / rate < side_by_side else 0
 
 
-def share_of_tiles(mask: BlockMask) -> float:
-    """The tiles of 64 x 64 that see anything, of all, if blocks are stored by chance."""
-    return _multiplied(share_of_blocks(mask), _touched(mask.block[0]) * _touched(mask.block[1]))
-
-
 def _touched(block: int) -> float:
     """Blocks that a tile of 64 touches along a side, on average.
 

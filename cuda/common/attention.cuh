@@ -21,12 +21,6 @@ constexpr bool kGathers = false;
 constexpr int kPiece = kTileK;
 #endif
 constexpr int kPiecesOfTile = kTileK / kPiece;
-// Whether the keys of a tile of queries are split among CTAs, whose sums are added: see attention_sm90_splits.cuh.
-#ifdef SPLITS_KEYS
-constexpr bool kSplits = SPLITS_KEYS;
-#else
-constexpr bool kSplits = false;
-#endif
 constexpr int kWords = kTileK / 32, kWordKeys = kPiece < 32 ? kPiece : 32;  // words of a tile, keys of an entry's word
 enum Scores { kPlain, kSigned, kCapped };                  // scale > 0; any scale; softcap
 constexpr Scores kScores = Scores(SCORES);
@@ -99,9 +93,15 @@ __device__ __forceinline__ void set_scales(const Attention& a, Tile& x) {
   x.value_scale = a.value_scale * factor(a.v_scale, kv_head);
 }
 
-// The tile of a head at a place in the order of its tiles, those with most keys first. All lanes of a warp call it.
-__device__ __forceinline__ Tile tile_of(const Attention& a, int head, int batch, int place) {
-  Tile x = {head, batch};
+// Tile number t of the walk. The heads of a section are walked together, tiles with most keys first. All lanes of a
+// warp call it.
+__device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
+  const int heads = a.q_bounds ? a.heads : a.batches * a.heads;
+  if (t >= heads * a.tiles) return {-1};
+  const int section = t / (a.section * a.tiles), width = min(a.section, heads - section * a.section);
+  const int within = t - section * a.section * a.tiles, place = within / width;
+  const int number = section * a.section + within % width;
+  Tile x = {number % a.heads, number / a.heads};
   if constexpr (kFp8) set_scales(a, x);
   const int pattern = (a.pattern_batch ? x.batch * a.patterns : 0) + (a.pattern_group ? x.head / a.pattern_group : 0);
   const int tile = a.order ? clamp(a.order[pattern * a.tiles + place], 0, a.tiles - 1)
@@ -142,15 +142,6 @@ __device__ __forceinline__ Tile tile_of(const Attention& a, int head, int batch,
     x.last = max(x.last - over, x.first);
   }
   return x;
-}
-
-// Tile number t of the walk. The heads of a section are walked together. All lanes of a warp call it.
-__device__ __forceinline__ Tile tile_at(const Attention& a, int t) {
-  const int heads = a.q_bounds ? a.heads : a.batches * a.heads;
-  if (t >= heads * a.tiles) return {-1};
-  const int section = t / (a.section * a.tiles), width = min(a.section, heads - section * a.section);
-  const int within = t - section * a.section * a.tiles, number = section * a.section + within % width;
-  return tile_of(a, number % a.heads, number / a.heads, within / width);
 }
 
 // A tile or a piece of keys: its first key, its part, and whether all queries see all of it.
@@ -236,11 +227,8 @@ template <class T> __device__ __forceinline__ T warp_sum(T x) {
 }
 
 // Computes one query by one warp, key by key. Values that the query does not see are not read, since 0 x Inf is NaN.
-// Calls store(column, value) for each column of the result; returns the logarithm of the sum. With `end`, the sums are
-// of a split: they are not divided, and their maximum and the sum of weights go there; -1: keys are seen, none has a
-// weight.
-template <class Store>
-__device__ __forceinline__ Sum attend_row(const Attention& a, const Tile& x, int row, Store store, float2* end = nullptr) {
+// Calls store(column, value) for each column of the result; returns the logarithm of the sum.
+template <class Store> __device__ __forceinline__ Sum attend_row(const Attention& a, const Tile& x, int row, Store store) {
   constexpr int kQ = (kHeadDim + 31) / 32, kV = (kValueDim + 31) / 32;
   const int lane = threadIdx.x % 32;
   const i64 kv_head = x.head / a.group;
@@ -290,12 +278,7 @@ __device__ __forceinline__ Sum attend_row(const Attention& a, const Tile& x, int
 #pragma unroll
   for (int i = 0; i < kV; ++i) {
     const int d = lane + 32 * i;
-    if (d >= a.value_dim) continue;
-    if constexpr (kSplits) store(d, accum[i]);
-    else store(d, seen ? quotient(accum[i], row_sum) * value_scale_of(x) : Sum(0));
-  }
-  if constexpr (kSplits) {
-    if (lane == 0) *end = make_float2(f32(row_max), seen && row_sum == Sum(0) ? -1.f : f32(row_sum));
+    if (d < a.value_dim) store(d, seen ? quotient(accum[i], row_sum) * value_scale_of(x) : Sum(0));
   }
   if (!seen) return -Sum(__int_as_float(0x7f800000));
   // All scores of the keys seen are -inf: the softmax is 0 / 0 = NaN. A logarithm of -inf is only for queries without

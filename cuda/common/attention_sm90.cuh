@@ -13,25 +13,12 @@ constexpr f32 kLarge = 1024.f;  // from here on the last bit of a maximum affect
 // Outside these bounds of a sum of weights, scores are so large that rounding them has changed the result.
 constexpr f32 kLeastRowSum = kFp8 ? 16.f : .5f, kMostRowSum = 1e14f;
 
-// Keys that are split among CTAs, see attention_sm90_splits.cuh.
-struct Splits {
-  f32* sums;        // of each split of a tile: kTileQ x kValueDim sums; behind all of them {maximum, sum} of each line
-  int most, least;  // splits of a tile, and the fewest entries of one, unless it is the only one
-  int heads, box;   // heads of a group in a tile, and lines that a copy of queries writes
-  int slots;        // tiles
-  int joins, lines; // how many CTAs add the sums of a tile, and those of so many lines each
-};
-#ifdef SPLITS_BYTES
-CHECK_LAYOUT(Splits, SPLITS, (sums)(most)(least)(heads)(box)(slots)(joins)(lines))
-#endif
-
 struct alignas(64) AttentionSm90 {
   TensorMap q, k, v, o;
   Attention attention;
-  Splits splits;
 };
 #ifdef ATTENTION_SM90_BYTES
-CHECK_LAYOUT(AttentionSm90, ATTENTION_SM90, (q)(k)(v)(o)(attention)(splits))
+CHECK_LAYOUT(AttentionSm90, ATTENTION_SM90, (q)(k)(v)(o)(attention))
 #endif
 
 __device__ __forceinline__ void release(u64& barrier) {
@@ -39,21 +26,15 @@ __device__ __forceinline__ void release(u64& barrier) {
   if (is_elected()) arrive(barrier);
 }
 
-// `pitch` bytes lie between slabs, of which a copy writes `bytes`.
 template <int kCount>
-__device__ __forceinline__ void copy_slabs(const u8* to, u32 pitch, u32 bytes, const TensorMap& map, int row, int head,
-                                           int batch, u64& full) {
+__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
+                                           u64& full) {
   const u32 barrier = shared_address(&full);
   barrier_expect(barrier, kCount * bytes);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    copy_tile(shared_address(to) + i * pitch, &map, kSlabColumns * i, row, head, batch, barrier);
+    copy_tile(shared_address(to) + i * bytes, &map, kSlabColumns * i, row, head, batch, barrier);
   }
-}
-template <int kCount>
-__device__ __forceinline__ void copy_slabs(const u8* to, u32 bytes, const TensorMap& map, int row, int head, int batch,
-                                           u64& full) {
-  copy_slabs<kCount>(to, bytes, bytes, map, row, head, batch, full);
 }
 
 // A number for each of a thread's two queries, which are 8 rows apart.

@@ -3,7 +3,7 @@
 // Where keys are gathered, attention_sm90_gather.cuh has the warps that do what the last three do here.
 #pragma once
 
-#include "common/attention_sm90_splits.cuh"
+#include "common/attention_sm90.cuh"
 
 // A warpgroup has 64 queries. With one warpgroup, two CTAs fit a multiprocessor.
 constexpr int kConsumers = kTileQ / 64, kThreads = 128 * (kConsumers + 1), kCtas = kConsumers == 1 ? 2 : 1;
@@ -12,8 +12,7 @@ constexpr int kConsumerRegisters = kConsumers == 1 ? 208 : kConsumers == 2 ? 232
 constexpr int kProducerRegisters = kConsumers == 1 ? 48 : kConsumers == 2 ? 40 : 32;
 constexpr int kStages = STAGES, kQueries = QUERIES, kTiles = 2;
 static_assert(kQueries <= kTiles, "a tile is known as long as its queries or its result are there");
-// The scores of the next tile are issued before this one ends, unless that one may have to wait for this one.
-constexpr bool kAcross = kQueries > 1 && !kSplits;
+constexpr bool kAcross = kQueries > 1;  // the scores of the next tile are issued before this one ends
 constexpr int kBytes = sizeof(Element);
 // Wide values leave few registers.
 constexpr bool kWide = kValueDim > 192;
@@ -42,8 +41,6 @@ constexpr int kKeepTiles = 1024 / kTileK, kKept = kKeep ? kConsumers * kAccum * 
 constexpr int kEarly = 6;  // entries before the end of a tile at which the next one is claimed
 constexpr int kExactMaxTiles = 4;  // tiles in which the maximum is computed first after it was raised
 
-constexpr int kWeights = kSplits ? 4 * kConsumers : 1;
-
 // An entry of which not all is seen. If there are no more of them, tile < 0.
 struct MaskedEntry { int tile, key, part; };
 
@@ -58,37 +55,12 @@ struct alignas(1024) Shared {
   // entry -> number among those that are not whole, or -1. Where keys are gathered: see `Seen`.
   int masks[kStages];
   MaskedEntry masked[kStages];
-  SplitTile tiles[kTiles];
+  Tile tiles[kTiles];
   f32 kept[kKept];  // sums so far
-  Weights weights[kWeights];  // of splits, by warps
 };
 
 // Entries of keys of a tile.
 __device__ __forceinline__ int count_of(const Tile& x) { return (x.last - x.first + kPiecesOfTile - 1) / kPiecesOfTile; }
-
-// ------------------------------------------------------------------------------------------------------- the result
-// The address of column d of a line of the result in the memory of its queries, within the 8 columns that are contiguous.
-__device__ __forceinline__ u32 place_of(const u8* queries, int line, int d) {
-  return shared_address(queries) + d / 64 * kSlabQ + line * 128 + ((d % 64 / 8) ^ (line & 7)) * 16 + d % 8 * 2;
-}
-__device__ __forceinline__ Out* out_at(const Attention& a, const Tile& x, int row) {
-  return a.o + x.batch * a.o_strides.batch + x.head * a.o_strides.head + row * a.o_strides.row;
-}
-// A warp stores its 16 rows element by element, where TMA cannot.
-__device__ __forceinline__ void copy_out(const Attention& a, const Tile& x, const u8* queries) {
-  __syncwarp();
-  const int first = threadIdx.x / 32 * 16;
-#pragma unroll 1
-  for (int line = first; line < min(first + 16, x.rows - x.row); ++line) {
-    Out* out = out_at(a, x, x.row + line);
-#pragma unroll 1
-    for (int d = threadIdx.x % 32; d < a.value_dim; d += 32) {
-      u16 bits;
-      asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(place_of(queries, line, d)) : "memory");
-      out[d * a.o_strides.column] = *reinterpret_cast<const Out*>(&bits);
-    }
-  }
-}
 
 // ------------------------------------------------------------------------------------------------------- the producers
 // kMaskWarps warps compute mask bits, which say which query sees which key, unless all see all.
@@ -114,13 +86,6 @@ __device__ __forceinline__ void set_up(const AttentionSm90& problem, Shared& sha
   init(shared.wanted, 1);
   barrier_init_fence();
 }
-// Called by all threads: lines that no copy of queries writes are zeros, whose scores need no care.
-__device__ __forceinline__ void clear_queries(const AttentionSm90& problem, Shared& shared) {
-  const int first = problem.splits.box * 8, pieces = kSlabQ / 16 - first;  // of 16 bytes, in each slab
-  for (int i = threadIdx.x; i < kQueries * kSlabs * pieces; i += kThreads)
-    reinterpret_cast<uint4*>(shared.q)[i / pieces * (kSlabQ / 16) + first + i % pieces] = make_uint4(0, 0, 0, 0);
-  proxy_fence();
-}
 
 __device__ __forceinline__ void copy_value_tile(const u8* to, const TensorMap& map, int key, int head, int batch,
                                                 u64& full) {
@@ -141,7 +106,7 @@ __device__ __forceinline__ bool is_sent(const Attention& a, const Tile& x, int w
 // Stores the result of tile n from the memory of its queries, once all warps have released the tile.
 __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& shared, u32 n) {
   if constexpr (!kStoreTiles) return;
-  const SplitTile& x = shared.tiles[n % kTiles];
+  const Tile& x = shared.tiles[n % kTiles];
   if (threadIdx.x % 32 == 0 && x.first < x.last) {
     const u32 from = shared_address(shared.q[n % kQueries]);
     for (int i = 0; i < kConsumers; ++i) {
@@ -162,20 +127,13 @@ __device__ __forceinline__ void send(const AttentionSm90& problem, Shared& share
 __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& shared) {
   const Attention& a = problem.attention;
   const int lane = threadIdx.x % 32;
-  // Where keys are split, all tiles are claimed: nobody waits for a CTA that may not have begun.
-  const auto claimed = [&] {
-    int t = 0;
-    if (lane == 0) t = (kSplits ? 0 : int(gridDim.x)) + atomicAdd(a.counters, 1);
-    return __shfl_sync(0xffffffffu, t, 0);
-  };
-  int t = kSplits ? claimed() : int(blockIdx.x);
+  int t = blockIdx.x;
   u32 n = 0;
   for (;; ++n) {
-    const SplitTile x = next_tile(problem, t);
+    const Tile x = tile_at(a, t);
     wait(shared.tile_empty[n % kTiles], parity<kTiles>(n) ^ 1);
     if (kQueries == kTiles && n >= kTiles) send(problem, shared, n - kTiles);
     if (lane == 0) {
-      if (kSplits && x.join >= 0 && x.join < x.lines) wait_sums(a, x.slot, x.splits * 4 * kConsumers);
       shared.tiles[n % kTiles] = x;
       arrive(shared.tile_full[n % kTiles]);
     }
@@ -187,19 +145,19 @@ __device__ __forceinline__ void schedule(const AttentionSm90& problem, Shared& s
     if (lane == 0) {
       u64& full = shared.q_full[n % kQueries];
       if (x.first == x.last) arrive(full);
-      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, kSplits ? problem.splits.box * 128 : kSlabQ, problem.q,
-                                   x.row, x.head, x.batch, full);
+      else copy_slabs<kQuerySlabs>(shared.q[n % kQueries], kSlabQ, problem.q, x.row, x.head, x.batch, full);
     }
     __syncwarp();
     wait(shared.wanted, n % 2);
-    t = claimed();
+    if (lane == 0) t = gridDim.x + atomicAdd(a.counters, 1);
+    t = __shfl_sync(0xffffffffu, t, 0);
   }
   if (n > 0) {
     wait(shared.tile_empty[(n - 1) % kTiles], parity<kTiles>(n - 1));
     send(problem, shared, n - 1);
   }
   if (lane == 0) {  // the last CTA resets the counters
-    leave_counters(a.counters, kSplits ? kCounters + problem.splits.slots : 2);
+    leave_counters(a.counters);
     store_wait();
   }
 }
@@ -221,10 +179,10 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
   u32 entry = 0, mask = 0;
   for (u32 n = 0;; ++n) {
     wait(shared.tile_full[n % kTiles], parity<kTiles>(n));
-    const SplitTile& x = shared.tiles[n % kTiles];
+    const Tile& x = shared.tiles[n % kTiles];
     if (x.head < 0) break;
     const int count = x.last - x.first;
-    if (count == 0) copy_values(entry - 1);
+    if (count == 0 || !kAcross) copy_values(entry - 1);
     if (count == 0 && lane == 0) arrive(shared.wanted);
     for (int e0 = 0; e0 < count; e0 += 32) {
       int column = 0, part = -1;
@@ -250,7 +208,6 @@ __device__ __forceinline__ void produce(const AttentionSm90& problem, Shared& sh
         row = key + (kFp8 ? x.shift : 0), head = x.head / a.group, batch = x.batch;
       }
     }
-    if (!kAcross) copy_values(entry - 1);
     release(shared.tile_empty[n % kTiles]);
   }
   copy_values(entry - 1);
@@ -267,12 +224,12 @@ __device__ __forceinline__ void compute_mask_bits(const AttentionSm90& problem, 
     const u32 at = n % kStages;
     wait(shared.mask_wanted[at], parity<kStages>(n));
     if (shared.masked[at].tile < 0) break;
-    const SplitTile& x = shared.tiles[shared.masked[at].tile];
+    const Tile& x = shared.tiles[shared.masked[at].tile];
     const Entry entry = {shared.masked[at].key, shared.masked[at].part};
 #pragma unroll 1
     for (int row = thread; row < kTileQ; row += 32 * kMaskWarps) {
       u32 words[kWords];
-      words_of(problem.attention, x, entry, query_of(x, row), words);
+      words_of(problem.attention, x, entry, x.row + row, words);
 #pragma unroll
       for (int w = 0; w < kWords; ++w) shared.seen[at][row][w] = words[w];
     }

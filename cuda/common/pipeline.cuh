@@ -21,10 +21,8 @@ template <int kSize> __device__ __forceinline__ u32 parity(u32 n) {
   return n / kSize % 2;
 }
 
-// Called by one thread of each CTA: the last CTA resets the counters {tiles claimed, CTAs that are done} to zero, and
-// what is behind them, `count` in all.
-__device__ __forceinline__ void leave_counters(int* counters, int count = 2) {
+// Called by one thread of each CTA: the last CTA resets the counters {tiles claimed, CTAs that are done} to zero.
+__device__ __forceinline__ void leave_counters(int* counters) {
   __threadfence();
-  if (atomicAdd(counters + 1, 1) != int(gridDim.x) - 1) return;
-  for (int i = 0; i < count; ++i) counters[i] = 0;
+  if (atomicAdd(counters + 1, 1) == int(gridDim.x) - 1) counters[0] = counters[1] = 0;
 }

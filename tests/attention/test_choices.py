@@ -62,15 +62,9 @@ def problems() -> Iterator[Problem]:
     for D, keys, tiles in product((64, 128), (64, 65, 256, 257, 512, 513), (132, 133, 264, 265, 792, 793, 1056, 1057)):
         short = replace(_USUAL, head_dim=D, value_dim=D, rows=tiles * 60, queries=60, keys=keys, alike=True, full=True)
         yield from (short, replace(short, scores=CAPPED), replace(short, full=False))
-    for D, D_v in ((40, 32), (104, 128), (136, 128), (128, 36)):
-        yield replace(_USUAL, head_dim=D, value_dim=D_v, rows=32 * 60, queries=60, keys=200, alike=True)
     for D, few, keys, heads in product((64, 128, 192), (0, 16, 17, 32, 33, 64, 65), (256, 257), (48, 49)):
         sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * few, "queries": few}
         yield from (replace(_USUAL, **sizes, few=few, arch=arch) for arch in ("sm_75", "sm_80", "sm_90a"))
-    for D, queries, keys, heads, group in product((64, 128, 256), (8, 33, 500), (300, 4096, 65536), (8, 256), (1, 4)):
-        sizes = {"head_dim": D, "value_dim": D, "keys": keys, "rows": heads * queries, "queries": queries}
-        yield from (replace(_USUAL, **sizes, group=group, share=share) for share in (1.0, 0.1))
-        yield replace(_USUAL, **sizes, group=1, dtype=U8, fp8=True, out_dtype=F32)
     for heads, queries in product((1, 2**16 - 1, 2**16), (60, 2**22)):
         yield replace(_USUAL, rows=heads * queries, queries=queries, keys=60, alike=True)
     for D, arch in product((64, 96, 128, 192, 256), ARCHS):
@@ -118,11 +112,8 @@ def decoding() -> Iterator[tuple[str, str]]:
         (0, 1, 7, 8, 15, 16, 17, 100, 1000, 5000), (1, 3), (1, 8), (1, 132, 264)
     ):
         key = f"pieces {longest} {batch} {heads} {slots}"
-        sizes = (longest, batch * longest)
-        for warps in (2, 4):
-            rule = (128, 2 * warps, warps)
-            found = [decode_kernel.pieces_of(longest, total, batch, heads, slots, *rule) for total in sizes]
-            yield f"{key} of {warps} warps", str(found)
+        found = [decode_kernel.pieces_of(longest, total, batch, heads, slots) for total in (longest, batch * longest)]
+        yield key, str(found)
 
 
 def sections() -> Iterator[tuple[str, str]]:

@@ -19,7 +19,6 @@ from bsrgemm import BlockMask
 from bsrgemm._attention import arguments, forward, mask_tiles
 from bsrgemm._attention.attention_sm80 import AttentionSimt, AttentionSm80
 from bsrgemm._attention.attention_sm90 import AttentionSm90
-from bsrgemm._attention.attention_split import AttentionSplit
 from bsrgemm._attention.choose import FORWARD, choose
 from bsrgemm._attention.mask import FULL
 from bsrgemm._attention.mask_tiles import NOTHING, Tiles
@@ -245,7 +244,7 @@ def test_other_arguments_have_the_fields_of_their_kernels(source: str, layout: S
 
 SIZES = {"f32": 4, "u8": 1, "u32": 4, "int": 4, "u64": 8}
 #: Where attention_sm90 declares its shared memory.
-PRODUCERS, SPLITS = "common/attention_sm90_producers.cuh", "common/attention_sm90_splits.cuh"
+PRODUCERS = "common/attention_sm90_producers.cuh"
 
 
 @cache
@@ -269,14 +268,11 @@ def shared_bytes(config: AttentionSm90) -> int:
             "kWords": config.tile_k // 32,
         },
         "kValueBytes": values,
-        "kWeights": 4 * config.consumers if isinstance(config, AttentionSplit) else 1,
         "kKept": config.tile_q * config.value_dim if config.fp8 and config.value_dim <= 128 else 1,
         **{**slabs, "kSlabs": max(slabs.values()), "kSlabQ": config.tile_q * 128, "kSlabK": config.tile_k * 128},
     }
-    weights = (2 if config.consumers == 1 else 1) * (128 if isinstance(config, AttentionSplit) else 1)
     own = {
-        "SplitTile": 4 * (len(fields("common/attention.cuh", "Tile")) + len(fields(SPLITS, "SplitTile : Tile"))),
-        "Weights": 4 * weights,
+        "Tile": 4 * len(fields("common/attention.cuh", "Tile")),
         "MaskedEntry": 4 * len(fields(PRODUCERS, "MaskedEntry")),
     }
     total = 0
@@ -289,7 +285,7 @@ def shared_bytes(config: AttentionSm90) -> int:
 def test_shared_memory_holds_the_struct_and_fits_the_card() -> None:
     configs = list(AttentionSm90.every(DEVICE_DTYPES))
     assert len({(c.head_dim, c.value_dim) for c in configs}) == 36
-    for config in (*configs, *AttentionSplit.every(DEVICE_DTYPES)):
+    for config in configs:
         assert shared_bytes(config) <= config.shared_bytes <= MOST_SHARED, config
         assert config.ctas * (config.shared_bytes + 1024) <= MOST_OF_ALL, config
         assert config.tile_q == 64 * config.consumers and config.threads == 128 + 2 * config.tile_q

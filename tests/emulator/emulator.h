@@ -341,11 +341,7 @@ RUNTIME void __syncwarp() {
   emulator::races::go(emulator::now / 32, generation);
 }
 RUNTIME long clock() { return emulator::random(); }
-// Whoever sleeps may wait for what the slow lane has to do, which goes on as others do after some of it.
-RUNTIME void __nanosleep(unsigned) {
-  if (emulator::random() % 64 == 0) emulator::slow_lane = 32;
-  emulator::leave();
-}
+RUNTIME void __nanosleep(unsigned) { emulator::leave(); }
 namespace emulator {
 RUNTIME void want_all(unsigned lanes) {
   if (lanes != ~0u) fail("a shuffle or a vote without some lanes of a warp");

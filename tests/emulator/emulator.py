@@ -118,11 +118,11 @@ def laid_out(x: np.ndarray[Any, Any], order: str) -> Array:
 class Kernel:
     """What `jit.load` returns: called with a grid, a number of threads and arguments."""
 
-    def __init__(self, library: ctypes.CDLL, entry: str, waits: bool = False) -> None:
-        self._library, self._entry, self._waits = library, entry, waits or entry in _WAITING
+    def __init__(self, library: ctypes.CDLL, entry: str) -> None:
+        self._library, self._entry = library, entry
 
     def __call__(self, grid: tuple[int, ...], threads: tuple[int], args: tuple[Any, ...], shared_mem: int = 0) -> None:
-        if self._waits:
+        if self._entry in _WAITING:
             grid = (1,)
         elif _most_ctas and self._entry in _LOOPS:
             grid = tuple(min(n, _most_ctas[-1]) for n in grid)
@@ -151,8 +151,7 @@ _LOOPS = {
     *("csr_blocks", "take_blocks"),
 }
 #: Kernels that go on with any number of CTAs, and whose CTAs wait for each other, which they cannot do here: they have
-#: one. So do kernels with this macro.
-_WAITS = "SPLITS_KEYS"
+#: one.
 _WAITING = {"list_at_once", "join_rows", "attention_backward_sm90"}
 _most_ctas: list[int] = []
 
@@ -415,7 +414,7 @@ def compiled(spec: KernelSpec, folder: Path, calls: tuple[str, ...] = (), races:
     definitions = [f"-D{key}={value}" for key, value in spec.all_defines()]
     command += [*definitions, "-I.", "main.cpp", str(runtime), *_LINKED]
     library = _built(command, texts, folder, spec.entry, ".so")
-    return Kernel(ctypes.CDLL(str(library)), spec.entry, _WAITS in dict(spec.defines))
+    return Kernel(ctypes.CDLL(str(library)), spec.entry)
 
 
 @cache

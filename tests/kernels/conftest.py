@@ -18,7 +18,6 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention_sm90, "_FEW_ROWS", 0)
     monkeypatch.setattr(attention_sm90, "_FEW_KEYS", 0)
-    monkeypatch.setattr(attention_sm90, "_LARGE_RATE", float("inf"))
     monkeypatch.setattr(choose, "_FEW_BLOCKS", -1)
 
 

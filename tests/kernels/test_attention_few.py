@@ -172,5 +172,5 @@ def test_few_queries_over_many_keys_are_a_decode(
     monkeypatch.undo()
     q, k = (Lie.in_order(F16, (batch, h, n, 128)) for h, n in ((8 * group, queries), (8, keys)))
     call = AttentionCall(q, k, k, q, None, np.dtype(F32), 0.1, None, keys, 0, True)
-    chosen = choose.choose(choose.problem_of(call, Card("sm_80", 108)))
+    chosen = choose.choose(choose.problem_of(call, Card("sm_90a", 132)))
     assert (type(chosen).__name__ == KERNEL) == few

@@ -100,31 +100,6 @@ def test_heads_of_128_columns(case: Case, shape: Any, device: Device, rng: np.ra
     check(device, KERNEL, case, operands(rng, case))
 
 
-@pytest.mark.parametrize("shape", [shapes(128)[0], *shapes(128)[-2:]], ids=str)
-@cases(
-    Case((70, 130), (72, 72), CAUSAL, BF16, heads=(4, 2), batch=2),
-    Case((70, 130), (104, 128), CAUSAL),
-    Case((70, 90), (128, 8), heads=(4, 2), batch=2, lie=(*("heads between rows",) * 3, "part")),
-    Case((70, 90), (36, 40), {"window": (40, 3)}, lie=("pitch 40", "pitch 40", "rows", "pitch 48")),
-)
-def test_heads_of_other_columns(case: Case, shape: Any, device: Device, rng: np.random.Generator) -> None:
-    check(device, KERNEL, case, operands(rng, case))
-
-
-@pytest.mark.parametrize(
-    ("dims", "short"),
-    [((32, 32), True), ((72, 72), True), ((40, 112), True), ((128, 136), False), ((64, 36), False)],
-)
-def test_columns_of_the_result_come_in_pieces_of_eight(
-    dims: Any, short: bool, device: Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    case = Case((70, 90), dims, lie=(*("heads between rows",) * 3, "pitch 144"))
-    with device.kernels() as kernels:
-        check(device, None, case, operands(rng, case))
-    assert ("attention_short_sm90" in kernels) == short
-
-
 @pytest.mark.emulated
 @every_shape
 def test_ordinary_queries_are_not_computed_twice(shape: Any, device: Device, rng: np.random.Generator) -> None:

@@ -67,7 +67,6 @@ _TYPES = {
 #: A rule has targets, the entry, the bytes, and definitions of the variants that it is for.
 KNOWN_SPILLS: tuple[tuple[str, str, int, str], ...] = (
     ("sm_90a", "attention_sm90", 8, "ELEMENT_O=f32 HEAD_DIM=256 VALUE_DIM=256 TILE_Q=128 SCORES=2 MMA_K=16"),
-    ("sm_90a", "attention_sm90", 16, "HEAD_DIM=256 VALUE_DIM=256 TILE_Q=128 SCORES=2 MMA_K=16 SPLITS_KEYS=1"),
     ("sm_90a", "attention_sm80", 20, "ELEMENT=f16 ELEMENT_O=f16 HEAD_DIM=96 VALUE_DIM=128 TILE_Q=128 SCORES=1"),
     *(
         (target, "attention_backward_sm80", bytes_, f"ELEMENT={a} ELEMENT_O={a} HEAD_DIM={D} VALUE_DIM={D_v} {more}")
