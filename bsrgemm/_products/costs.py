@@ -26,12 +26,12 @@ _L1_BYTES, REGISTERS = 200e3, 65536
 
 @dataclass(frozen=True)
 class Rows:
-    """Block rows at random columns: how many, with how many blocks, how long the longest may be."""
+    """Block rows at random columns: how many, with how many blocks, and how much more the longest may have."""
 
     count: int
     columns: int
     mean: float
-    longest: float
+    uneven: int
 
     def union(self, together: int) -> float:
         """The block columns that some rows have together."""
@@ -39,13 +39,21 @@ class Rows:
             return self.mean
         return self.columns * (1 - (1 - min(1.0, self.mean / self.columns)) ** together)
 
+    def most(self, together: int) -> float:
+        """The block columns of the longest union of so many rows."""
+        mean = self.union(together)
+        spread = _SPREAD * math.sqrt(mean * max(0.0, 1 - mean / max(1, self.columns)))
+        return min(self.columns, max(1.0, mean * self.uneven + spread))  # a row has a block if there are any
+
+    @property
+    def longest(self) -> float:
+        """The blocks of the longest row."""
+        return self.most(1)
+
 
 def rows_of(problem: Problem) -> Rows:
     """The block rows of a product. They are taken to be drawn at random, so that the longest exceeds the mean."""
-    mean, most = problem.blocks / max(1, problem.block_rows), problem.block_cols
-    spread = _SPREAD * math.sqrt(mean * max(0.0, 1 - mean / max(1, most)))
-    longest = min(most, max(1.0, mean * problem.uneven + spread))  # a row has a block if there are any
-    return Rows(problem.block_rows, problem.block_cols, mean, longest)
+    return Rows(problem.block_rows, problem.block_cols, problem.blocks / max(1, problem.block_rows), problem.uneven)
 
 
 def overlapped(*times: float) -> float:

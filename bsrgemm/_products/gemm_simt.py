@@ -48,10 +48,10 @@ class GemmSimt(ByRows, source="gemm_simt.cu", argument=arguments.product):
     threads, shared_bytes = 128, 0
 
     costs: ClassVar = {
-        "memory": 5.45, "t0": 4.01, "l0": 57.4, "l_F": 0.991, "miss": 25.4, "l_b": 0.443, "l_a": 3.21, "l_f":
-        5.97, "l_blk": 337.0, "l_T": 1.42, "i_blk": 27.9, "i_a": 0.0841, "i_b_h": 0.101, "i_b_s": 1.61,
-        "i_b_d": 5.62, "i_b_i": 0.0359, "i_bF_h": 7.33, "i_bF_s": 11.1, "i_bF_d": 24.3, "i_bF_i": 7.03,
-        "i_f_h": 1.15, "i_f_s": 0.609, "i_f_d": 0.00913, "i_f_i": 1.59, "l2": 0.0375,
+        "memory": 5.45, "t0": 4.01, "l0": 57.4, "l_F": 0.991, "miss": 25.4, "l_b": 0.443, "l_a": 3.21, "l_f": 5.97,
+        "l_blk": 337.0, "l_T": 1.42, "i_blk": 27.9, "i_a": 0.0841, "i_b_h": 0.101, "i_b_s": 1.61, "i_b_d": 5.62,
+        "i_b_i": 0.0359, "i_bF_h": 7.33, "i_bF_s": 11.1, "i_bF_d": 24.3, "i_bF_i": 7.03, "i_f_h": 1.15, "i_f_s": 0.609,
+        "i_f_d": 0.00913, "i_f_i": 1.59, "l2": 0.0375,
     }  # fmt: skip
 
     @classmethod

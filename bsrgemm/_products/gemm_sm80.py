@@ -33,6 +33,8 @@ _SUMS = {"f64": "f64", "i8": "u32"}
 #: Number of elements of a result that has two tiles of 128 x 256 for each of the 132 multiprocessors of an H200.
 _WIDE = 2 * 132 * 128 * 256
 _HEIGHTS = (128, 64, 32, 16)
+#: The stages that are multiplied in about 27 us: a group is cut if it is longer.
+_LEAST_STAGES = {"h": 32, "s": 13, "t": 24, "d": 19, "i": 26}
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,11 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     reads_lines = True
 
     costs: ClassVar = {
-        "t0": 8.55, "lat_h": 680.0, "lat_s": 601.0, "lat_t": 1120.0, "lat_d": 744.0, "lat_i": 675.0, "lat_n":
-        23.2, "rate_h": 0.94, "rate_s": 0.194, "rate_t": 0.625, "rate_d": 0.147, "rate_i": 1.64, "union_h":
-        0.595, "union_s": 0.187, "union_t": 0.27, "union_d": 0.352, "union_i": 1.33, "T": 0.926, "F": 0.935,
-        "ragged_h": 1.11, "ragged_s": 1.23, "ragged_t": 0.88, "ragged_d": 0.824, "ragged_i": 1.35, "l2": 1.12,
-        "cut": 4.39, "add": 8.75e+04,
+        "t0": 8.89, "lat_h": 532.0, "lat_s": 247.0, "lat_t": 720.0, "lat_d": 264.0, "lat_i": 745.0, "lat_n": 19.9,
+        "rate_h": 1.42, "rate_s": 0.398, "rate_t": 0.915, "rate_d": 0.221, "rate_i": 1.87, "union_h": 0.513,
+        "union_s": 0.331, "union_t": 0.266, "union_d": 0.0922, "union_i": 1.87, "T": 0.982, "F": 1.01,
+        "ragged_h": 0.77, "ragged_s": 1.79, "ragged_t": 0.669, "ragged_d": 0.91, "ragged_i": 0.914, "l2": 4.61,
+        "cut": 10.4, "add": 117000.0,
     }  # fmt: skip
 
     @property
@@ -70,15 +72,19 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
         """An upper bound of the size of the kernel's struct Shared, in bytes."""
         return self.stages * 128 * (self.row_tiles * self.row_tile_height + self.tile_n) + 1024
 
-    def least_columns(self, problem: Problem) -> int:
-        """The columns of A up to which a group is not cut.
+    @property
+    def kind(self) -> str:
+        """How its costs are named: by the way in which elements are multiplied."""
+        return {"MMA_3XTF32": "s", "MMA_TF32": "t", "MMA_F64": "d", "MMA_S8": "i"}.get(self.mma, "h")
 
-        Eight stages take as long as adding the sums of a split, which one CTA does for all splits of a group; groups of
-        usual length get twelve at most.
+    def least_columns(self, problem: Problem) -> int:
+        """The columns of A up to which a group is not cut; groups of usual length are cut into twelve at most.
+
+        To add the sums of splits takes 11 us, and some more for each split, since one CTA does it for all of a group.
         """
         of = rows_of(problem)
         mean = of.union(-(-self.row_tiles // -(-problem.R // self.row_tile_height)))
-        return max(8 * 128 // BYTES[self.types.a], math.ceil(mean * problem.K / 12))
+        return max(_LEAST_STAGES[self.kind] * 128 // BYTES[self.types.a], math.ceil(mean * problem.K / 12))
 
     def ctas(self, arch: str) -> int:
         """Return the number of CTAs that share a multiprocessor: kCtas of the kernel."""
@@ -91,10 +97,9 @@ class GemmSm80(Tiled, source="gemm_sm80.cu", argument=arguments.gemm_sm80, needs
     def microseconds(self, problem: Problem, card: Card, x: dict[str, float]) -> float:
         """Rounds of tiles, each a chain of steps of 128 bytes along K over the union of its row tiles' columns."""
         p, of, size = problem, rows_of(problem), BYTES[problem.types.a]
-        kind = {"MMA_3XTF32": "s", "MMA_TF32": "t", "MMA_F64": "d", "MMA_S8": "i"}.get(self.mma, "h")
+        kind = self.kind
         high, per_row = self.row_tiles * self.row_tile_height, -(-p.R // self.row_tile_height)
-        mean = of.union(-(-self.row_tiles // per_row))
-        longest = min(of.columns, mean * of.longest / max(of.mean, 1e-9))
+        mean, longest = (find(-(-self.row_tiles // per_row)) for find in (of.union, of.most))
         tiles = -(-of.count * per_row // self.row_tiles) * self.column_tiles(p)
         resident = self.ctas(p.arch)
         rounds = max(1, math.ceil(tiles / (card.multiprocessors * resident)))

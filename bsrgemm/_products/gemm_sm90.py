@@ -128,8 +128,7 @@ class WorkListSm90(Tiled):
         """
         p, of = problem, rows_of(problem)
         per_row = -(-p.R // self.row_tile_height)
-        mean = of.union(-(-self.row_tiles // per_row))
-        longest = min(of.columns, mean * of.longest / max(of.mean, 1e-9))
+        mean, longest = (find(-(-self.row_tiles // per_row)) for find in (of.union, of.most))
         tiles = -(-of.count * per_row // self.row_tiles) * self.column_tiles(p)
         share, least = tiles * mean / card.multiprocessors, 512 / p.K
         most = longest + (max(1, math.ceil(tiles / card.multiprocessors)) - 1) * mean

@@ -66,10 +66,10 @@ class Spmm(ByRows, source="spmm.cu", argument=arguments.product):
     stages = 2
 
     costs: ClassVar = {
-        "memory": 2.94, "t0": 6.99, "t0_staged": 5.66, "miss": 10.5, "l_blk": 3.92, "l_staged": 107.0, "l_k":
-        83.7, "l_kF": 29.7, "l_f_h": 2.91, "l_f_s": 3.57, "l_f_d": 8.84, "l_f_i": 6.76, "l_T": 1.28, "i_blk":
-        11.6, "i_b": 0.105, "i_bF": 3.87, "i_a": 0.819, "i_a_staged": 0.103, "i_f_h": 0.157, "i_f_s": 0.133,
-        "i_f_d": 0.0119, "i_f_i": 0.0728, "l2": 0.453, "l2_staged": 0.855,
+        "memory": 3.32, "t0": 7.34, "t0_staged": 5.58, "miss": 10.6, "l_blk": 3.91, "l_staged": 88.5, "l_k": 68.2,
+        "l_kF": 32.8, "l_f_h": 3.78, "l_f_s": 3.04, "l_f_d": 9.38, "l_f_i": 8.44, "l_T": 1.23, "i_blk": 11.6,
+        "i_b": 0.104, "i_bF": 3.47, "i_a": 0.786, "i_a_staged": 0.102, "i_f_h": 0.158, "i_f_s": 0.114, "i_f_d": 0.0118,
+        "i_f_i": 0.079, "l2": 0.454, "l2_staged": 0.645,
     }  # fmt: skip
 
     @property

@@ -72,7 +72,7 @@ def test_products_are_exact(case: Case, alpha: Any, beta: Any, device: Device, r
 
 @cases(
     *(
-        replace(case, density=2, rows=40 if case.transposed else 3, cols=3 if case.transposed else 40)
+        replace(case, density=2, rows=80 if case.transposed else 3, cols=3 if case.transposed else 80)
         for case in (
             Case(F16, (32, 64), 40, F32),
             Case(BF16, (24, 40), 33, batches=2),

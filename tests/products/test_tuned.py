@@ -15,7 +15,7 @@ import bsrgemm as bg
 from bsrgemm._kernels import disk_cache, element_types
 from bsrgemm._kernels.kernel import force_kernel
 from bsrgemm._kernels.launch import Chain
-from bsrgemm._products import copied, prepared, tuned
+from bsrgemm._products import prepared, tuned
 from bsrgemm._products import tune as tune_module
 from bsrgemm._products.call import Problem
 from bsrgemm._products.choice import variants
@@ -160,12 +160,12 @@ def test_tune_keeps_the_fastest_which_products_use_at_once(
 def test_tune_measures_copies_by_columns_too(copies_win: bool, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """If they win, nothing is stored, and they are chosen again."""
     device.needs("sm_90a")
-    every = prepared.options
+    every = prepared._ways
 
-    def by_copies(problem: Problem, copies: bool = True) -> Iterator[Dense]:
-        return (x for x in every(problem) if isinstance(x, copied.Copied) and x.parts)
+    def by_copies(problem: Problem) -> Iterator[Any]:
+        return (way for way in every(problem) if any(getattr(holder, "parts", 0) for holder, _ in way[0]))
 
-    monkeypatch.setattr(prepared, "options", by_copies)
+    monkeypatch.setattr(prepared, "_ways", by_copies)
     prepared.fastest.cache_clear()
     A = matrix_on(device, "f4", (64, 32))
     measured: list[Any] = []
