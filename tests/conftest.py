@@ -112,8 +112,9 @@ def suits(item: pytest.Item) -> bool:
     return "emulated" not in marks if way == "card" else "large" not in marks and (way == "emulator" or way in marks)
 
 
-#: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow.
-_MANY, _MANY_ON_THE_EMULATOR, _ONE_IN = 6, 3, 3
+#: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow, and cases of
+#: arrays and solvers on the fake card start many.
+_MANY, _MANY_ON_THE_EMULATOR, _ONE_IN, _ONE_IN_ON_A_FAKE = 6, 3, 3, 6
 
 
 def on_emulator(item: pytest.Item) -> bool:
@@ -127,15 +128,15 @@ def beyond_the_sample(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
     Tests on a GPU have a sample of their own, which tests/card.json counts.
     """
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    cases: dict[tuple[str, bool], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not item.get_closest_marker("gpu"):
-            cases[item.nodeid.partition("[")[0]].append(item)
+            cases[item.nodeid.partition("[")[0], item.get_closest_marker("fake") is not None].append(item)
     left: set[pytest.Item] = set()
-    for several in cases.values():
+    for (_, is_fake), several in cases.items():
         if len(several) >= (_MANY_ON_THE_EMULATOR if on_emulator(several[0]) else _MANY):
             drawn = sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))
-            left.update(drawn[-(-len(drawn) // _ONE_IN) :])
+            left.update(drawn[-(-len(drawn) // (_ONE_IN_ON_A_FAKE if is_fake else _ONE_IN)) :])
     return left
 
 

@@ -16,7 +16,7 @@ from bsrgemm._attention import choose, forward
 
 from ..fake_cupy import Card, Policy, installed
 
-F16, U8 = np.dtype(np.float16), np.dtype(np.uint8)
+F16 = np.dtype(np.float16)
 
 
 @pytest.fixture
@@ -25,21 +25,6 @@ def card() -> Iterator[Card]:
     found = Card("sm_90a", policy=Policy.RECORD)
     with installed(found):
         yield found
-
-
-def test_what_the_copy_engine_cannot_read_is_copied(card: Card) -> None:
-    import cupy
-
-    fits = cupy.asarray(np.zeros((2, 4, 5, 64), F16))
-    assert forward.readable(fits) is fits
-    values = np.arange(2 * 4 * 5 * 37).astype(F16).reshape(2, 4, 5, 37)
-    put = cupy.asarray(values)
-    for x in (put, put[..., ::-1], put[:, ::2], cupy.asarray(values.astype(U8))):
-        copy = forward.readable(x)
-        np.testing.assert_array_equal(copy.get(), x.get())
-        assert copy.dtype == x.dtype and forward.mappable(copy) and not forward.mappable(x)
-        pitch = 40 if x.itemsize == 2 else 48  # a row begins at a multiple of 16 bytes
-        assert copy.strides[2] == pitch * x.itemsize
 
 
 def described(

@@ -142,7 +142,7 @@ class Pool:
         self.used = 0
 
     def take(self, size: int) -> int:
-        same = None if self.heap.closed else self._free.get(size)  # what was free has been given back to the machine
+        same = self._free.get(size)
         address = same.pop() if same else self.heap.mapped(size)
         ctypes.memset(address, POISON, size)
         self.used += size

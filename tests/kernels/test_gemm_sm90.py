@@ -160,7 +160,7 @@ def test_bits_do_not_depend_on_what_a_cta_did_before(
     N: int, device: Any, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of odd and even lengths: warpgroups that take turns begin anew at each tile."""
-    monkeypatch.setattr(work_list, "_LEAST_COLUMNS", 1 << 20)
+    monkeypatch.setattr(work_list.Share, "least_entries", 1 << 20)
     A = matrix(rng, Case(F16, (64, 64), N, rows=9, cols=7))
     A.data[...] = rng.standard_normal(A.data.shape).astype(F16)
     B = rng.standard_normal((A.shape[1], N)).astype(F16)
