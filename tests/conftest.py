@@ -112,8 +112,8 @@ def suits(item: pytest.Item) -> bool:
     return "emulated" not in marks if way == "card" else "large" not in marks and (way == "emulator" or way in marks)
 
 
-#: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow, and cases of
-#: arrays and solvers on the fake card start many.
+#: A test with at least so many cases is sampled: one case in so many runs. Kernels on the emulator are slow, and cases
+#: of arrays and solvers on the fake card start many.
 _MANY, _MANY_ON_THE_EMULATOR, _ONE_IN, _ONE_IN_ON_A_FAKE = 6, 3, 3, 6
 
 
