@@ -33,7 +33,7 @@ def variants(problem: Problem) -> Iterator[Dense]:
 
 def plain(problem: Problem, card: Card) -> Dense:
     """The kernel with the shortest predicted time of those that take the operands as they lie, the first of equals."""
-    serving = [kernel.best(problem) for kernel in DENSE if kernel.serves(problem)]
+    serving = [kernel.best(problem) for kernel in DENSE if kernel.reads(problem)]
     if not serving:
         raise ValueError(f"no kernel can multiply this: {problem}")
     return min(serving, key=lambda kernel: kernel.seconds(problem, card))

@@ -44,6 +44,11 @@ class Dense(Kernel):
     #: the numbers of `seconds`
     costs: ClassVar[dict[str, float]] = {}
 
+    @classmethod
+    def reads(cls, problem: Problem) -> bool:
+        """Whether it can compute a product whose blocks may be a copy with longer lines."""
+        return (cls.reads_lines or not problem.line) and cls.serves(problem)
+
     def seconds(self, problem: Problem, card: Card) -> float:
         """What a product will take from the call of the kernel to the next one on the stream."""
         return 1e-6 * self.microseconds(problem, card, self.costs)

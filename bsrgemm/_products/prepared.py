@@ -59,7 +59,7 @@ def _serving(way: Way, problem: Problem) -> Iterator[Dense]:
     for kernel in DENSE:
         if is_filled and not issubclass(kernel, Tiled):
             continue
-        if (kernel.reads_lines or not problem.line) and kernel.serves(problem):
+        if kernel.reads(problem):
             yield kernel.best(problem)
 
 

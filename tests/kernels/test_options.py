@@ -87,6 +87,8 @@ def every_option(chosen: Any, checked: Callable[[], Any]) -> Iterator[str]:
     Case(C64, (5, 7), 33, beta=3, batches=2, rows=4, cols=4),
     Case(C64, (24, 3), 24, beta=0, b="gaps", rows=4, cols=4, batches=2, transposed=True),
     Case(C128, (9, 31), 12, alpha=1j, beta=2 - 1j, rows=4, cols=4),
+    Case(C64, (24, 3), 24, alpha=1j, beta=0, rows=4, cols=4, transposed=True),
+    Case(C64, (5, 7), 20, alpha=2 - 1j, beta=0, rows=4, cols=5),
     Case(C128, (17, 16), 1, beta=0, rows=4, cols=4),
     *(
         Case(E4M3, block, N, out, b=b, c=c, beta=beta, transposed=turned, batches=batches, rows=4, cols=4)

@@ -99,7 +99,7 @@ COMPLEX = replace(USUAL, arch="sm_80", types=types(C64, C64, C64, C64, np.dtype(
     [
         ({}, True),
         ({"arch": "sm_75"}, False),
-        ({"line": 144}, True),
+        ({"line": 144}, False),
         ({"R": 3, "K": 5}, True),
         ({"transposed": True}, False),  # but its copy is
         ({"c_order": "F"}, False),
