@@ -129,7 +129,7 @@ def test_fp8_on_a_device_stays_there(out_dtype: Any) -> None:
     found = attention(*map(fake.from_host, operands), k_scale=0.5, out_dtype=out_dtype, return_lse=True, **there_)
     for x, want in zip(found, expected, strict=True):
         assert fake.is_dense(x) and x.dtype == want.dtype
-        off = 2e-2 if x.dtype.itemsize == 2 else 1e-3  # a card multiplies in another order
+        off = 8e-3 if x.dtype.itemsize == 2 else 1e-5  # a card multiplies in another order
         np.testing.assert_allclose(fake.to_host(x).astype(F32), want.astype(F32), rtol=off, atol=off)
 
 
