@@ -21,7 +21,6 @@ def host_scalar(x: Any) -> bool:
     return np.isscalar(x) or (isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype != np.object_)
 
 
-_EXTRA_BACKENDS: list[Backend] = []
 #: A cache: the backend of each type for which it has been found.
 _BACKENDS: dict[type, Backend] = {}
 _CUDA: Backend | None = None
@@ -106,11 +105,6 @@ def default_device() -> str:
     return "cuda" if xp.cuda.is_available() else "cpu"
 
 
-def register(backend: Backend) -> None:
-    """Add a further backend, so that its arrays are recognised wherever those of NumPy and CuPy are."""
-    _EXTRA_BACKENDS.append(backend)
-
-
 def backend_of(x: Any) -> Backend | None:
     """Return the backend of a dense array, a sparse array or a BSR matrix; None for any other object."""
     kind = type(x)
@@ -125,12 +119,7 @@ def backend_of(x: Any) -> Backend | None:
             found = cuda()
         if found is not None:
             _BACKENDS[kind] = found
-    if found is not None:
-        return found
-    for backend in _EXTRA_BACKENDS:
-        if backend.is_dense(x) or backend.is_sparse(x):
-            return backend
-    return None
+    return found
 
 
 def foreign_backend(x: Any) -> Backend | None:
@@ -176,7 +165,7 @@ def target(backend: Backend, x: Any, what: str, place: str = "") -> Array:
 
 
 def by_name(device: str) -> Backend:
-    """Return the backend called "cpu" or "cuda", or a registered one; raise ValueError for any other name.
+    """Return the backend called "cpu" or "cuda"; raise ValueError for any other name.
 
     "cuda" raises ImportError without CuPy, and RuntimeError if CuPy finds no GPU.
     """
@@ -186,9 +175,6 @@ def by_name(device: str) -> Backend:
         return host()
     if device == "cuda":
         return _cuda_with_device()
-    for backend in _EXTRA_BACKENDS:
-        if backend.name == device:
-            return backend
     raise ValueError(f"device: got {device!r}, wanted 'cpu' or 'cuda'")
 
 
@@ -212,6 +198,5 @@ __all__ = [
     "host",
     "host_scalar",
     "no_device",
-    "register",
     "target",
 ]

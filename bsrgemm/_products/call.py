@@ -109,6 +109,8 @@ def unevenness(longest: int, blocks: int, rows: int) -> int:
     return 1 << (int(longest / mean).bit_length() - 1) if longest > mean + 4 * math.sqrt(mean) + 4 else 1
 
 
+#: Copies of operands, filled matrices, and dense products of which blocks are taken have at most so many bytes.
+MOST_BYTES = 4 << 30
 #: Limits of strides in bytes: between matrices of a batch (a limit of tensor maps), and between rows, which the kernels
 #: for few columns hold in 32 bits.
 _MOST_STRIDE, _MOST_PITCH = 2**40, 2**32

@@ -15,7 +15,7 @@ from .._kernels.element_types import BYTES, Types
 from .._kernels.launch import Chain, Launch, Room
 from .._kernels.rearrange import LINE, Form, Lie, Rearrange
 from ..dtypes import BFLOAT16
-from .call import Problem, order_of_result
+from .call import MOST_BYTES, Problem, order_of_result
 from .choice import plain
 from .costs import memory
 from .dense import Holder
@@ -25,8 +25,6 @@ from .operand import Kind, Operand
 _PANEL_COLUMNS = 256
 #: A copy by columns has at most so many bytes; the product is computed in panels if B has more.
 _PANEL_BYTES = 256 << 20
-#: Copies of A's blocks and of the result have at most so many bytes together; larger products do without.
-MOST_BYTES = 4 << 30
 #: Bytes that the memory reads or writes at least.
 _SECTOR = 32
 #: fp8 is widened to one of these: the dtype and how it is written.

@@ -20,9 +20,8 @@ from .._kernels.launch import Chain, Launch
 from .._kernels.rearrange import LINE, Lie
 from .._kernels.structs import Struct
 from . import arguments
-from .call import Problem
+from .call import MOST_BYTES, Problem
 from .choice import plain
-from .copied import MOST_BYTES
 from .costs import memory, operand_bytes
 from .dense import Dense, Holder, ceil_power_of_two
 from .gemm_simt import INDEX, names_of
@@ -195,10 +194,6 @@ class Filled(Holder):
             and max(columns + LINE, problem.R * problem.K) < 2**31
             and problem.block_rows * problem.R * (columns * size + LINE) <= MOST_BYTES
         )
-
-    @classmethod
-    def best(cls, problem: Problem) -> Filled:
-        raise NotImplementedError("the kernel of a filled matrix is one of many options")
 
     def inner(self, problem: Problem) -> Problem:
         return filled(problem)

@@ -25,11 +25,12 @@ from .block_products import (
     simt_seconds,
     tensor_seconds,
 )
+from .call import MOST_BYTES
 
 #: Number of block rows of the result that are computed together: kStrip of cuda/block_products_sm90.cu.
 _STRIP = 16
-#: Seconds of a copy at least, the share of the bandwidth of memory that a copy reaches, and the most bytes of copies.
-_LAUNCH, _COPY_RATE, _MOST_BYTES = 8e-6, 0.6, 4 << 30
+#: Seconds of a copy at least and the share of the bandwidth of memory that a copy reaches.
+_LAUNCH, _COPY_RATE = 8e-6, 0.6
 
 
 @dataclass(slots=True)
@@ -181,7 +182,7 @@ def pays(given: BlockProblem, stored: tuple[int, int], expected: tuple[float, in
     """Whether copies of all stored blocks, and of the result, save more time on the tensor cores than they take."""
     fit, (pairs, blocks) = given.real.fitting, expected
     copies = stored[0] * fit.R * fit.K, stored[1] * fit.K * fit.N, blocks * fit.R * fit.N
-    if fit.a.itemsize * sum(copies) > _MOST_BYTES:
+    if fit.a.itemsize * sum(copies) > MOST_BYTES:
         return False
     copying = sum(_LAUNCH + 2 * n * fit.a.itemsize / (_COPY_RATE * card.bandwidth) for n in copies)
     seconds = tensor_seconds(fit, pairs, blocks, card) + copying

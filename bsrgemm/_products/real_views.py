@@ -50,10 +50,6 @@ class RealViews(Holder):
             and tensor_arch(problem.arch)
         )
 
-    @classmethod
-    def best(cls, problem: Problem) -> RealViews:
-        raise NotImplementedError("the kernel of the real product is one of many options")
-
     def inner(self, problem: Problem) -> Problem:
         name, dtype = _REAL[problem.types.a]
         whole = problem.c_order == "C" or (problem.c_order == "F" and 2 * dtype.itemsize == 16)

@@ -28,10 +28,10 @@ from .block_products import (
     sampled_simt_seconds,
     started,
 )
-from .call import order_of
+from .call import MOST_BYTES, order_of
 
-#: Seconds of a copy at least, the share of the bandwidth of memory that it reaches, and the most bytes of copies.
-_LAUNCH, _COPY_RATE, _MOST_BYTES = 5e-6, 0.75, 4 << 30
+#: Seconds of a copy at least and the share of the bandwidth of memory that it reaches.
+_LAUNCH, _COPY_RATE = 5e-6, 0.75
 
 Kept = Callable[[Any, Callable[[], Any]], Any]
 
@@ -156,7 +156,7 @@ def copied_seconds(given: BlockProblem, read: BlockProblem, counts: tuple[int, i
     ]
     if (given.R, given.N) != (read.R, read.N):
         moved.append(blocks * read.R * read.N)
-    if read.a.itemsize * sum(moved) > _MOST_BYTES:
+    if read.a.itemsize * sum(moved) > MOST_BYTES:
         return math.inf
     copies = sum(_LAUNCH + 2 * n * read.a.itemsize / (_COPY_RATE * card.bandwidth) for n in moved)
     return copies + kernel.sampled_seconds(read, blocks, (rows, columns), card)

@@ -17,7 +17,7 @@ from .._kernels.launch import Chain
 from .._kernels.rearrange import LINE, Lie, Rearrange
 from ..dtypes import accumulator_dtype
 from .block_products import BlockProblem, is_preferred, sampled_simt_seconds
-from .call import Problem, order_of
+from .call import MOST_BYTES, Problem, order_of
 from .copied import Copied
 from .costs import memory
 from .dense import Dense
@@ -28,8 +28,6 @@ from .sampled import SampledLaunch, sampled_seconds
 
 #: What 70 products took on an H200, over what the terms of their kernels and copies add up to.
 _FACTOR = 1.3
-#: Bytes of the copy of X and of the dense product together.
-_MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class SampledDense:
         """Whether places are counted by 31 bits, and the memory is bounded."""
         p, (a, c) = self.problem, self.sizes
         written = p.R * (p.N + LINE // c)
-        return p.types.a == p.types.b and written < 2**31 and p.R * (p.K + 16) * a + written * c <= _MOST_BYTES
+        return p.types.a == p.types.b and written < 2**31 and p.R * (p.K + 16) * a + written * c <= MOST_BYTES
 
     @property
     def sizes(self) -> tuple[int, int]:

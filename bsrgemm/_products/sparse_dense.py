@@ -25,16 +25,13 @@ from .._kernels.rearrange import LINE
 from . import pairs, reals, spgemm_pattern
 from .arguments import TAKE_BLOCKS
 from .block_products import BlockProblem, is_preferred
-from .call import Problem
+from .call import MOST_BYTES, Problem
 from .costs import from_l2, memory
 from .filled import Fill, Filled, filled
 from .gemm_simt import INDEX, names_of
 from .operand import Kind, Operand
 from .prepared import fastest
 from .spgemm_pattern import KEPT, Joining
-
-#: Bytes of both factors filled up and of the dense product together.
-_MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,7 @@ class SparseDense:
             and max(p.N, inner) + LINE < 2**31
             and max(p.K, p.R) * self.N < 2**31
             and max(p.block_rows, p.block_cols) * self.columns < 2**31
-            and size * ((rows + inner) * (p.N + LINE) + rows * (inner + LINE)) <= _MOST_BYTES
+            and size * ((rows + inner) * (p.N + LINE) + rows * (inner + LINE)) <= MOST_BYTES
         )
 
     @property
